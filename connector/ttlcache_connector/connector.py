@@ -26,8 +26,8 @@ from ttlcache_connector.role.answers import by_arrival
 from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.worker import WorkerRole
-from ttlcache_connector.tiers import factory
 from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
+from ttlcache_connector.tiers.factory import TIERS
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self.config = load_config(self._kv_transfer_config.kv_connector_extra_config)
         requirements.check_vllm(allow_untested=self.config.allow_untested_vllm)
         requirements.check_engine(vllm_config)
-        factory.check(self.config)
+        tier = TIERS[self.config.lower_tier]
+        tier.check(self.config)
         self.scheduler_role: SchedulerRole | None = None
         worker_tier = WorkerTier()
         if role is KVConnectorRole.SCHEDULER:
@@ -95,7 +96,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             )
             hooks.expose_control(_control)
         else:
-            worker_tier = factory.worker_tier(self.config, vllm_config, kv_cache_config)
+            worker_tier = tier.worker_half(self.config, vllm_config, kv_cache_config)
         # A vLLM that does not tell may zero them.
         zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
         self.worker_role = WorkerRole(worker_tier, zeroes_blocks=zeroes)
@@ -365,7 +366,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
 def _lower_tier(extra_config: Mapping[str, Any]) -> LowerTier:
     """What is no tier is refused with its reason when the settings are read."""
-    return factory.TIERS.get(str(extra_config.get("lower_tier")), LowerTier())
+    return TIERS.get(str(extra_config.get("lower_tier")), LowerTier())
 
 
 def find_connector(connector: Any) -> TTLConnector | None:

@@ -68,13 +68,13 @@ def check(engine_args: Any) -> None:
     from ttlcache_connector import vllm_options
     from ttlcache_connector.engine import requirements
     from ttlcache_connector.role import state_files
-    from ttlcache_connector.tiers import factory
+    from ttlcache_connector.tiers.factory import TIERS
 
     vllm_options.check_arguments(engine_args, len(ours))
     for extra in ours:
         config = load_config(extra)
         requirements.check_vllm(allow_untested=config.allow_untested_vllm)
-        factory.check(config)
+        TIERS[config.lower_tier].check(config)
         ordering.create(ordering_in_force(config))
         state_files.check(config)
 

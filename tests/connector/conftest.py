@@ -12,8 +12,8 @@ import pytest
 from tests.connector.fake_tier import FakeTier
 from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector.role import build
 from ttlcache_connector.role.invariants import violations
+from ttlcache_connector.tiers.lmcache.tier import LMCache
 from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
@@ -141,7 +141,7 @@ def free(engine: Engine) -> int:
 @pytest.fixture
 def tier(monkeypatch: pytest.MonkeyPatch) -> FakeTier:
     fake = FakeTier()
-    monkeypatch.setattr(build, "scheduler_tier", lambda *_: fake)
+    monkeypatch.setattr(LMCache, "scheduler_half", lambda *_: fake)
     return fake
 
 

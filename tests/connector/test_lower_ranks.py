@@ -12,9 +12,8 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from tests.connector.conftest import HOLD_5S, totals
 from ttlcache.errors import ConfigError
-from ttlcache_connector.tiers import factory
 from ttlcache_connector.tiers.base import TurnEnd
-from ttlcache_connector.tiers.lmcache import scheduler, worker
+from ttlcache_connector.tiers.lmcache import scheduler, tier, worker
 from ttlcache_connector.tiers.lmcache.client import RETRY_HINTS_S, HintSender
 from ttlcache_connector.tiers.lmcache.reports import StoreName
 from ttlcache_lmcache import hints
@@ -22,7 +21,7 @@ from ttlcache_lmcache import hints
 
 @pytest.fixture
 def logged(monkeypatch, caplog):
-    for module in (factory, scheduler, worker):
+    for module in (scheduler, tier, worker):
         monkeypatch.setattr(module, "log", logging.getLogger("tests.lower_ranks"))
     return caplog
 

@@ -218,10 +218,10 @@ def _cupy() -> str:
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
     """What the server would refuse at start."""
-    from ttlcache_connector.tiers import factory  # only where vLLM is
+    from ttlcache_connector.tiers.factory import TIERS  # only where vLLM is
 
-    factory.check(settings)
     kind = settings.lower_tier
+    TIERS[kind].check(settings)
     text = f"{settings.cpu_gb:g} GB" if kind == "cpu" else compat.lmcache_version()
     return Finding(OK, "lower tier", f"{kind} {text}")
 

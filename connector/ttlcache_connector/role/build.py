@@ -29,7 +29,7 @@ from ttlcache_connector.role.requests import RequestEvents
 from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
-from ttlcache_connector.tiers.factory import scheduler_tier
+from ttlcache_connector.tiers.factory import TIERS
 from ttlcache_connector.tiers.guarded import GuardedTier
 from ttlcache_lmcache import compat
 
@@ -58,7 +58,9 @@ class SchedulerRoleBuilder:
             else None
         )
         self._lower = GuardedTier(
-            scheduler_tier(config, vllm_config, kv_cache_config),
+            TIERS[config.lower_tier].scheduler_half(
+                config, vllm_config, kv_cache_config
+            ),
             self._metrics.count,
             self._clock.now_s,
         )

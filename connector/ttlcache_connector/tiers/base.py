@@ -282,7 +282,7 @@ class WorkerTier:
 class LowerTier:
     """A value of `lower_tier`: here "none"."""
 
-    def check(self, *, allow_untested: bool) -> None:
+    def check(self, config: TTLCacheConfig) -> None:
         """Before any process or weight is loaded.
 
         Raises:
@@ -298,14 +298,11 @@ class LowerTier:
         """vLLM's name of the layout that it copies best; None: any."""
         return None
 
-    def unsupported_reason(self, kv_cache_config: Any) -> str:
-        """Why it cannot hold this model's KV, empty if it can."""
-        return ""
-
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> SchedulerTier:
-        """
+        """One that keeps nothing where the tier cannot hold this model's KV.
+
         Raises:
             ConfigError: it cannot be used as configured.
         """

@@ -13,8 +13,8 @@ from ttlcache_connector.tiers.cpu.budget import count_blocks
 class CPU(LowerTier):
     """`lower_tier: cpu`."""
 
-    def check(self, *, allow_untested: bool) -> None:
-        requirements.check_cpu_tier(allow_untested=allow_untested)
+    def check(self, config: TTLCacheConfig) -> None:
+        requirements.check_cpu_tier(allow_untested=config.allow_untested_vllm)
 
     def kv_cache_layout(self, device_type: str) -> str | None:
         """On a GPU all layers of a block in one piece: one copy a block."""

@@ -10,14 +10,17 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.engine import requirements
+from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+
+log = logger(__name__)
 
 
 class LMCache(LowerTier):
     """`lower_tier: lmcache`."""
 
-    def check(self, *, allow_untested: bool) -> None:
-        requirements.check_lmcache_tier(allow_untested=allow_untested)
+    def check(self, config: TTLCacheConfig) -> None:
+        requirements.check_lmcache_tier(allow_untested=config.allow_untested_vllm)
 
     def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
         """Not where LMCache's server is to map the workers' KV cache.
@@ -31,29 +34,18 @@ class LMCache(LowerTier):
         by_server = str(mode).lower() == "lmcache_driven"
         return not by_server and not extra_config.get("lmcache.mp.use_vmm_api")
 
-    def unsupported_reason(self, kv_cache_config: Any) -> str:
-        """Which layers LMCache's lazy offload cannot hold.
-
-        It knows a block by its hash and drops every request that has a block without
-        one (`LazyOffloadManager.add_store_candidate`, `_drain`). vLLM gives none to
-        blocks that the window has passed, nor to states in between.
-        """
-        for group in kv_cache_config.kv_cache_groups:
-            spec = group.kv_cache_spec
-            specs = getattr(spec, "kv_cache_specs", None) or {"": spec}
-            for each in specs.values():
-                if not isinstance(each, FullAttentionSpec):
-                    kind = type(each).__name__.removesuffix("Spec")
-                    return (
-                        f"LMCache's lazy offload stores nothing of layers of the kind "
-                        f"{kind}; vLLM's --disable-hybrid-kv-cache-manager makes "
-                        "window layers full ones"
-                    )
-        return ""
-
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> SchedulerTier:
+        if kind := _foreign_layers(kv_cache_config):
+            log.warning(
+                "ttlcache: no lower tier for this model, what pins lose is prefilled: "
+                "LMCache's lazy offload stores nothing of layers of the kind %s; "
+                "vLLM's --disable-hybrid-kv-cache-manager makes window layers full "
+                "ones",
+                kind,
+            )
+            return SchedulerTier()
         from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 
         return LMCacheSchedulerTier(config, vllm_config, kv_cache_config)
@@ -61,6 +53,24 @@ class LMCache(LowerTier):
     def worker_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> WorkerTier:
+        if _foreign_layers(kv_cache_config):
+            return WorkerTier()
         from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
 
         return LMCacheWorkerTier(config, vllm_config, kv_cache_config)
+
+
+def _foreign_layers(kv_cache_config: Any) -> str:
+    """A kind of layers that LMCache's lazy offload cannot hold; empty: there is none.
+
+    It knows a block by its hash and drops every request that has a block without one
+    (`LazyOffloadManager.add_store_candidate`, `_drain`). vLLM gives none to blocks that
+    the window has passed, nor to states in between.
+    """
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        specs = getattr(spec, "kv_cache_specs", None) or {"": spec}
+        for each in specs.values():
+            if not isinstance(each, FullAttentionSpec):
+                return type(each).__name__.removesuffix("Spec")
+    return ""
