@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import platform
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,20 @@ from ttlcache.config import (
 )
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_connector import plugin
-from ttlcache_connector.cli import doctor_lmcache, doctor_template
+from ttlcache_connector.cli import doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
-from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.role.state_files import PROFILE, load_costs
 from ttlcache_lmcache import compat
 
+#: `--lmcache` asks for the installation alone.
+_PLUGINS = "plugins"
+
+_MODULES = {
+    "server module": "ttlcache_lmcache.server_module",
+    "L2 adapter": "ttlcache_lmcache.l2_adapter",
+    "storage plugin": "ttlcache_lmcache.storage_plugin",
+}
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
@@ -82,10 +91,9 @@ def findings(
     if has_vllm:
         yield _guess("vllm", lambda: _vllm(settings))
         yield _guess("plugin", _plugin)
-        yield _guess("middleware", _middleware)
     else:
         # LMCache's plugins run under other engines, too.
-        state = NOTE if doctor_lmcache.PLUGINS in lmcache else BAD
+        state = NOTE if _PLUGINS in lmcache else BAD
         yield Finding(state, "vllm", "not installed: TTLConnector cannot run here")
     if settings is not None:
         yield from _settings(settings)
@@ -95,7 +103,7 @@ def findings(
         yield _guess("lower tier", lambda: _lower_tier(settings))
     else:
         yield _lmcache()
-    yield from doctor_lmcache.findings(lmcache)
+    yield from _lmcache_plugins(lmcache)
     yield from doctor_template.findings(model, chat_template)
     if url is not None:
         yield from _server(url, api_key)
@@ -145,13 +153,6 @@ def _plugin() -> Finding:
     ).KVConnectorFactory
     cls = factory.get_connector_class_by_name(plugin.CONNECTOR)
     return Finding(OK, "plugin", f"{plugin.CONNECTOR} is {cls.__module__}")
-
-
-def _middleware() -> Finding:
-    if hooks.can_install_middleware():
-        return Finding(OK, "middleware", "agents' session headers are read by itself")
-    text = f"not for this vLLM: start it with --middleware {plugin.MIDDLEWARE}"
-    return Finding(NOTE, "middleware", text)
 
 
 def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
@@ -232,6 +233,41 @@ def _lmcache() -> Finding:
         return Finding(OK, "lmcache", version)
     text = "not installed: no lower tier, an expired pin costs a prefill"
     return Finding(NOTE, "lmcache", text)
+
+
+def _lmcache_plugins(given: Sequence[str]) -> Iterator[Finding]:
+    """Whether servers answer at the addresses, and whether our plugins load here."""
+    if not given:
+        return
+    # An address may be another machine's, where other packages are installed.
+    bad = BAD if _PLUGINS in given else NOTE
+    yield from (_reach(text) for text in given if text != _PLUGINS)
+    try:
+        version = compat.check_lmcache(allow_untested=False)
+        yield Finding(OK, "LMCache version", f"{version}, tested")
+    except TTLCacheError as error:
+        yield Finding(bad, "LMCache version", str(error))
+        if compat.lmcache_version() is None:
+            return
+    for name, module in _MODULES.items():
+        try:
+            importlib.import_module(module)
+            yield Finding(OK, name, "loads")
+        except Exception as error:  # noqa: BLE001 - any reason not to load is one
+            yield Finding(bad, name, f"{module}: {type(error).__name__}: {error}")
+
+
+def _reach(address: str) -> Finding:
+    # As vLLM's flag has it, or as sockets do.
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=3.0):
+            return Finding(OK, "LMCache server", f"{address} answers")
+    except OSError as error:
+        return Finding(BAD, "LMCache server", f"{address}: {error}")
+    except (ValueError, OverflowError):
+        text = f"{address!r}; expected HOST:PORT, or {_PLUGINS!r}"
+        return Finding(BAD, "LMCache server", text)
 
 
 def _server(url: str, api_key: str | None) -> Iterator[Finding]:

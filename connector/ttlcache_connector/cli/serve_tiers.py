@@ -10,11 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from ttlcache.cli.common import fail
 from ttlcache.errors import TTLCacheError, UnsupportedEngineError
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.lmcache_server.launch import TierOptions
@@ -70,7 +72,9 @@ def serve_tiers(
     ] = None,
 ) -> None:
     """Run an LMCache server below TTLConnector: CPU memory and disk."""
-    _check(allow_untested=allow_untested)
+    with _in_a_line():
+        requirements.check_vllm(allow_untested=allow_untested)
+        requirements.check_lmcache_tier(allow_untested=allow_untested)
     options = TierOptions(
         cpu_gb=cpu_gb,
         disk=disk,
@@ -90,46 +94,31 @@ def serve_tiers(
         return
     if _is_taken(options.host, options.port):
         # Before anything of the server that runs there is touched.
-        _fail(
+        fail(
             f"{options.host}:{options.port} is in use. Where an LMCache server runs "
             "there, stop it first; for a second one take another --port and --http-port"
         )
-    _check_disk(options.disk)
+    with _in_a_line("--disk: "):
+        from ttlcache_lmcache.store import disk_index  # needs the lmcache extra
+
+        if options.disk is not None:
+            disk_index.unlock_folder(disk_index.lock_folder(options.disk))
     options.segment.unlink(missing_ok=True)  # of a server that was killed
     _warn_of_little_room(options)
     raise typer.Exit(_run(options))
 
 
-def _check(*, allow_untested: bool) -> None:
-    """End with what to do where the tiers cannot run, or nobody tried whether."""
+@contextlib.contextmanager
+def _in_a_line(about: str = "") -> Iterator[None]:
+    """End with what to do where the tiers cannot run: LMCache would by a traceback."""
     try:
-        requirements.check_vllm(allow_untested=allow_untested)
-        requirements.check_lmcache_tier(allow_untested=allow_untested)
+        yield
     except UnsupportedEngineError as error:
-        _fail(f"{error}; for this command it is --allow-untested")
+        fail(f"{error}; for this command it is --allow-untested")
     except TTLCacheError as error:
-        _fail(str(error))
+        fail(f"{about}{error}")
     except ImportError as error:
-        _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
-
-
-def _check_disk(folder: Path | None) -> None:
-    """Said here in a line: LMCache would end with a traceback."""
-    try:
-        # Here: needs the package's lmcache extra.
-        from ttlcache_lmcache.store import disk_index
-
-        if folder is not None:
-            disk_index.unlock_folder(disk_index.lock_folder(folder))
-    except TTLCacheError as error:
-        _fail(f"--disk: {error}")
-    except ImportError as error:
-        _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
-
-
-def _fail(text: str) -> NoReturn:
-    typer.echo(f"error: {text}", err=True)
-    raise typer.Exit(1)
+        fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
 
 
 def _is_taken(host: str, port: int) -> bool:

@@ -33,11 +33,6 @@ _CHOOSES_RANK = "_ttlcache_chooses_rank"
 _FIRST_QUEUES = ("kv_holding_waiting", "skipped_waiting")
 
 
-def can_install_middleware() -> bool:
-    """Whether `install_middleware` knows this vLLM's API server."""
-    return hasattr(importlib.import_module(_APP_MODULE), _ADD_MIDDLEWARE)
-
-
 def install_middleware(path: str) -> None:
     """Have this process's API server load the ASGI middleware at `path`.
 
