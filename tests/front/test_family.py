@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlcache_connector.front.keys import Route
+from ttlcache_connector.front.keys import Family, Route
 from ttlcache_connector.front.prompts import (
     MAX_BRANCHES,
     MAX_SAME_STEPS,
     STEP_BYTES,
     PromptMemory,
 )
-from ttlcache_connector.front.routes import Family
 
 
 def key(family: Family, name: str, parent: str | None, tenant: str = "") -> str | None:

@@ -20,9 +20,8 @@ from ttlcache_connector.front.forward import (
     end_to_end,
     refuse_body,
 )
-from ttlcache_connector.front.keys import HEADERLESS, find, named, rank_of
+from ttlcache_connector.front.keys import HEADERLESS, Family, find, named, rank_of
 from ttlcache_connector.front.prompts import PromptMemory
-from ttlcache_connector.front.routes import Family
 from ttlcache_connector.front.upload import (
     BodyError,
     ClientGoneError,
