@@ -265,18 +265,18 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.blocks.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
+        copier.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
         pool.zero_()
-        copier.blocks.copy(Direction.LOAD, BLOCKS, PER_CHUNK, chunks)
+        copier.copy(Direction.LOAD, BLOCKS, PER_CHUNK, chunks)
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.blocks.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
+            copier.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
     after = cache[BLOCKS].clone()
     pool.copy_(before)
     assert same_bits(after, cache[BLOCKS])
     assert not cuda.broken
-    copier.blocks.close()
+    copier.close()
 
 
 def test_on_a_device_memory_must_be_shared(tensors):
@@ -287,7 +287,7 @@ def test_on_a_device_memory_must_be_shared(tensors):
     copier._device = torch.device("cuda", 0)
     with pytest.raises(TransferError, match="shares no memory"):
         copier.attach(pickled)
-    copier.blocks.close()
+    copier.close()
 
 
 def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):

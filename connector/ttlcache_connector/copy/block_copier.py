@@ -37,6 +37,7 @@ class BlockCopier:
 
     def __init__(self, group: GroupLayout, lanes: Lanes) -> None:
         self.group = group
+        self.name = lanes.name
         self._lanes = lanes
 
     def copy(

@@ -18,12 +18,8 @@ from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_lmcache import internals
 
 
-class ChunkCopier:
-    """Copies between KV blocks and chunks: CPU tensors of one LMCache chunk each.
-
-    Attributes:
-        blocks: copies, once what these depend on has happened.
-    """
+class ChunkCopier(BlockCopier):
+    """Copies between KV blocks and chunks: CPU tensors of one LMCache chunk each."""
 
     def __init__(
         self,
@@ -47,9 +43,7 @@ class ChunkCopier:
                 f"blocks of {ours} bytes, for which LMCache has {theirs}"
             )
         self._device = next(iter(kv_caches.values())).device
-        self._lanes = make_lanes(self._device)
-        self.name = self._lanes.name
-        self.blocks = BlockCopier(group, self._lanes)
+        super().__init__(group, make_lanes(self._device))
         self._memory: int | None = None
         self._shape, self._dtype = torch.Size(), torch.uint8
 

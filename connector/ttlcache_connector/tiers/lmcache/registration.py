@@ -74,7 +74,7 @@ class Registration:
     def close(self) -> None:
         """After the last move."""
         if self._copier is not None:
-            self._copier.blocks.close()
+            self._copier.close()
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """At start, and on LMCache's heartbeat thread after a server came back."""
@@ -98,7 +98,7 @@ class Registration:
             except TransferError as error:
                 if not is_first:
                     raise
-                self._copier.blocks.close()
+                self._copier.close()
                 self._copier = None
                 self._leave_to_server(str(error))
             else:

@@ -158,7 +158,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
                 return True  # all of it is stored already, or there is no room for it
             blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
         with move.copying():
-            self._copier.blocks.copy(
+            self._copier.copy(
                 Direction.STORE, blocks, per_chunk, chunks, move.is_wanted
             )
         ok = bool(context.commit_store(key, self._instance_id, chunks))
@@ -198,7 +198,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self._wait_for(event)
             began_s += stopwatch_s() - prepared_s
             with move.copying():
-                self._copier.blocks.copy(
+                self._copier.copy(
                     Direction.LOAD,
                     blocks,
                     per_chunk,
