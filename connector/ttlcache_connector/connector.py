@@ -308,10 +308,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     # --- worker role ---------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self.worker_role.register(kv_caches)
+        self.worker_role.tier.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self.worker_role.handshake()
+        return self.worker_role.tier.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self
@@ -345,10 +345,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(
         self, finished_req_ids: set[str]
     ) -> KVConnectorTransferResults:
-        results: KVConnectorTransferResults = hooks.transfer_results(
-            self.worker_role.poll(finished_req_ids)
+        from vllm.distributed.kv_transfer.kv_connector.v1 import base  # since 0.32
+
+        ended = self.worker_role.poll(finished_req_ids)
+        return base.KVConnectorTransferResults(
+            finished_recving=ended.received, failed_recving=ended.failed
         )
-        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker_role.take_invalid_blocks()

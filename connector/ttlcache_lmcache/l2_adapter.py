@@ -29,8 +29,7 @@ from ttlcache_lmcache import compat
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.l2_objects import L2Notifications, encode_key
 from ttlcache_lmcache.config import L2_ADAPTER, TierConfig, load
-from ttlcache_lmcache.store.store import FAULTS, TieredStore
-from ttlcache_lmcache.store.threads import StoreThreads
+from ttlcache_lmcache.store.store import FAULTS, StoreThreads, TieredStore
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then

@@ -34,8 +34,7 @@ from ttlcache.errors import ConfigError
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.store.object_file import Header
-from ttlcache_lmcache.store.store import TieredStore
-from ttlcache_lmcache.store.threads import StoreThreads
+from ttlcache_lmcache.store.store import StoreThreads, TieredStore
 
 #: What LMCache itself reads under a plugin's prefix.
 _LMCACHES_OWN = ("module_path", "class_name")

@@ -78,7 +78,7 @@ def expire(engine: Worker) -> None:
 
 
 def lane(engine: Worker, name: str) -> Any:
-    return getattr(engine.worker.worker_role._tier, f"_{name}")
+    return getattr(engine.worker.worker_role.tier, f"_{name}")
 
 
 def lower(engine: Worker) -> Any:
@@ -386,7 +386,7 @@ def test_salts_and_adapters_are_told_apart(make_worker):
 
 def test_the_budget_is_never_exceeded(make_worker):
     engine = make_worker(cpu_blocks=10)
-    host = engine.worker.worker_role._tier._host
+    host = engine.worker.worker_role.tier._host
     assert host.shape == (11, CHUNK_BYTES)  # one stands for no block
     for seed in range(5):
         down(engine, f"p{seed}", seed)

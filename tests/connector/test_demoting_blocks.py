@@ -106,7 +106,7 @@ class Rig:
     @property
     def held(self):
         """Blocks that are cached, and that wait for their copy."""
-        return self.expired.cached.num_blocks, self.expired.copying_blocks
+        return self.expired.cached_blocks, self.expired.copying_blocks
 
     @property
     def free(self):
@@ -173,7 +173,7 @@ def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
 def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
     cached.expire("a", 1, 10)
     cached.expire("a", 11, 10)
-    assert cached.expired.cached.num_blocks == 10
+    assert cached.expired.cached_blocks == 10
     assert cached.free == BLOCKS - 10
     assert cached.holder.pressure().free_blocks == BLOCKS
 

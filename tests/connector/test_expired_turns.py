@@ -36,7 +36,7 @@ def expired_turns(engine):
 
 
 def cached(engine):
-    return expired_turns(engine).cached.num_blocks
+    return expired_turns(engine).cached_blocks
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from ttlcache.programs.model import Program
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.expired import ExpiredTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks
-from ttlcache_connector.tiers.base import TierStores, TurnEnd
-from ttlcache_connector.tiers.turn_report import program_name
+from ttlcache_connector.tiers.base import TierStores, TurnEnd, program_name
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -48,8 +48,7 @@ class CachedTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, CachedTurn] = {}
-        self.num_blocks = 0
-        #: Of these, what would be free without them.
+        #: Blocks that would be free without them.
         self.free_blocks = 0
 
     def __len__(self) -> int:
@@ -61,7 +60,6 @@ class CachedTurns:
     def add(self, turn: CachedTurn) -> None:
         assert turn.request_id not in self._turns
         self._turns[turn.request_id] = turn
-        self.num_blocks += len(turn.blocks)
         self.free_blocks += turn.free_blocks
 
     def pop(self, request_id: str) -> list[KVCacheBlock]:
@@ -69,7 +67,6 @@ class CachedTurns:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return []
-        self.num_blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
 
@@ -126,6 +123,10 @@ class ExpiredTurns:
     def copying_blocks(self) -> int:
         """Blocks that wait for their copy."""
         return sum(len(copy.blocks) for copy in self._copies.values())
+
+    @property
+    def cached_blocks(self) -> int:
+        return sum(len(turn.blocks) for turn in self.cached)
 
     def __len__(self) -> int:
         return len(self.cached) + len(self._copies)

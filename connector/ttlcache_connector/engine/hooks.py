@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import json
 import math
@@ -118,14 +117,6 @@ def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
 
     setattr(generate, _CHOOSES_RANK, True)
     client.generate = generate
-
-
-def transfer_results(transfers: Any) -> Any:
-    """Our `Transfers` as the type that vLLM 0.32 asks for."""
-    base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
-    return base.KVConnectorTransferResults(
-        finished_recving=transfers.received, failed_recving=transfers.failed
-    )
 
 
 def is_first_api_server(vllm_config: Any) -> bool:

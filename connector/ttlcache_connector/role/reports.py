@@ -150,7 +150,7 @@ class Reports:
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
             "demoting_blocks": demoting.expired.copying_blocks if demoting else 0,
-            "lingering_blocks": demoting.expired.cached.num_blocks if demoting else 0,
+            "lingering_blocks": demoting.expired.cached_blocks if demoting else 0,
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._holder
             ),

@@ -19,7 +19,7 @@ from ttlcache_connector.engine.request_view import (
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
 from ttlcache_connector.role.upkeep import turn_off
-from ttlcache_connector.tiers.turn_report import turn_end
+from ttlcache_connector.tiers.base import turn_end
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks

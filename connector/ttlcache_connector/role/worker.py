@@ -11,22 +11,20 @@ from ttlcache_connector.role.metrics import TTLConnectorStats
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 
 if TYPE_CHECKING:
-    import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorHandshakeMetadata,
         KVConnectorWorkerMetadata,
     )
 
 
 class WorkerRole:
-    """Guards every call of a step; start-up may fail."""
+    """Guards every call of a step; the tier's own, at start, may fail."""
 
     def __init__(self, tier: WorkerTier, *, zeroes_blocks: bool) -> None:
         """
         Args:
             zeroes_blocks: vLLM zeroes new blocks, after `before_forward`.
         """
-        self._tier = tier
+        self.tier = tier
         self._zeroes_blocks = zeroes_blocks
         # Of which step the copies have begun already, before its forward pass.
         self._loaded: TierMetadata | None = None
@@ -34,18 +32,6 @@ class WorkerRole:
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: set[str] = set()
         self._invalid_blocks: set[int] = set()
-
-    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """vLLM's KV tensors.
-
-        Raises:
-            ConfigError: the tier refuses them.
-        """
-        self._tier.register(kv_caches)
-
-    def handshake(self) -> KVConnectorHandshakeMetadata | None:
-        """What the scheduler's half cannot know by itself."""
-        return self._tier.handshake()
 
     @guarded()
     def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
@@ -60,27 +46,27 @@ class WorkerRole:
         """
         if not isinstance(metadata, TierMetadata):
             return
-        self._tier.before_step(metadata)
+        self.tier.before_step(metadata)
         loads = is_alone and not self._zeroes_blocks
         self._loaded = metadata if loads else None
         self._saved = metadata if metadata.is_past else None
         try:
             if loads:
-                self._tier.load(metadata)
+                self.tier.load(metadata)
         finally:
             if metadata.is_past:
-                self._tier.save(metadata)
+                self.tier.save(metadata)
 
     @guarded()
     def load(self, metadata: Any) -> None:
         self._abandoned |= metadata.abandoned
         if self._loaded is not metadata:
-            self._tier.load(metadata)
+            self.tier.load(metadata)
 
     @guarded()
     def save(self, metadata: Any) -> None:
         if self._saved is not metadata:
-            self._tier.save(metadata)
+            self.tier.save(metadata)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call, abandoned loads included."""
@@ -98,22 +84,22 @@ class WorkerRole:
 
     @guarded()
     def report(self) -> KVConnectorWorkerMetadata | None:
-        return self._tier.report()
+        return self.tier.report()
 
     @guarded()
     def take_stats(self) -> TTLConnectorStats | None:
-        metrics = self._tier.metrics
+        metrics = self.tier.metrics
         if metrics.is_empty():
             return None
         return TTLConnectorStats(data=metrics.drain() | {"gauges": {}})
 
     @guarded()
     def shutdown(self) -> None:
-        self._tier.shutdown()
+        self.tier.shutdown()
 
     @guarded()
     def _poll(self, finished_ids: Collection[str]) -> Transfers:
-        return self._tier.poll(finished_ids)
+        return self.tier.poll(finished_ids)
 
     def _count(self, hook: str) -> None:
-        self._tier.metrics.count("hook_errors", f"worker_{hook}")
+        self.tier.metrics.count("hook_errors", f"worker_{hook}")

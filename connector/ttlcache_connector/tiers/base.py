@@ -6,6 +6,8 @@ knows what is where, and one in each worker, which moves bytes.
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +19,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ttlcache.config import TTLCacheConfig
+from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.types import UNKNOWN_GAP, Decision
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+#: Programs that only we tell apart are numbered, in every engine from 0.
+_ENGINE = uuid.uuid4().hex
 
 
 @dataclass
@@ -104,6 +111,31 @@ class TurnEnd(NamedTuple):
     ttl_s: float | None = None
     is_final: bool = False
     tool: tuple[str, ...] = ()
+
+
+def turn_end(
+    request_id: str, record: RequestRecord, decision: Decision | None
+) -> TurnEnd:
+    """What a tier may know of a finished request's turn.
+
+    decision: None where nothing was decided, as for an aborted request.
+    """
+    program = record.program
+    name = program_name(program)
+    if program.ended:
+        return TurnEnd(request_id, name)
+    if decision is None:
+        return TurnEnd(request_id, name, 0.0)
+    key = program.open_turns[-1].gap_key if program.open_turns else UNKNOWN_GAP
+    tool = () if key == UNKNOWN_GAP else tuple(part for part in key if part)
+    return TurnEnd(request_id, name, decision.ttl_s, decision.reason == "client", tool)
+
+
+def program_name(program: Program) -> str:
+    """The same for the same client's program on every engine; hides the tenant."""
+    key = program.key
+    text = f"{_ENGINE}/{key}" if isinstance(key, int) else repr(key)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class TierStores:

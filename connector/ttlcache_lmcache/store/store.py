@@ -14,6 +14,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ttlcache.clock import Clock
@@ -24,6 +25,8 @@ from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
 
 _log = logging.getLogger(__name__)
 
+#: Seconds between two looks at what was not used for long.
+INTERVAL_S = 1.0
 #: Seconds for which the time of a file's last use may be out of date.
 STAMP_S = 5.0
 
@@ -318,6 +321,42 @@ class TieredStore:
         """These left for good, by themselves."""
         if gone:
             self._on_removed([(e.header.key, e.header.size) for e in gone])
+
+
+class StoreThreads:
+    """A store's: for puts, for gets (loads wait for no stores), and one that sweeps."""
+
+    def __init__(
+        self, store: TieredStore, name: str, num_threads: int, logger: logging.Logger
+    ) -> None:
+        self._store = store
+        self._logger = logger
+        self.puts = ThreadPoolExecutor(num_threads, f"ttlcache-{name}-put")
+        self.gets = ThreadPoolExecutor(num_threads, f"ttlcache-{name}-get")
+        self._is_over = threading.Event()
+        self._sweeper = threading.Thread(
+            target=self._sweep, name=f"ttlcache-{name}-sweep", daemon=True
+        )
+        self._sweeper.start()
+
+    @property
+    def is_sweeping(self) -> bool:
+        return self._sweeper.is_alive()
+
+    def close(self) -> None:
+        """Finish what was submitted, and close the store."""
+        self._is_over.set()
+        self._sweeper.join(timeout=10.0)
+        self.puts.shutdown(wait=True)
+        self.gets.shutdown(wait=True)
+        self._store.close()
+
+    def _sweep(self) -> None:
+        while not self._is_over.wait(INTERVAL_S):
+            try:
+                self._store.sweep()
+            except Exception:
+                self._logger.exception("ttlcache: sweep failed")
 
 
 def _fault_of(error: Exception) -> str:

@@ -105,9 +105,6 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         )
         return self._submit(partial(self._begin, future, copy), future, is_load=True)
 
-    def flush_inflight_stores(self) -> None:
-        """Nothing to wait for: the scheduler's half references what is stored."""
-
     def retain(self, futures: Iterable[MessagingFuture[bool]]) -> None:
         """Give up all moves but those; their blocks may belong to others now."""
         wanted = {f: self.moves[f] for f in futures if f in self.moves}
