@@ -27,6 +27,7 @@ from bench.serve.replay import ReplayOptions, new_token_ids
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.residency import chunk_of
 from ttlcache_sim.load.programs import Program
 
 _WATERMARK, _RATIO = 0.8, 0.2  # LMCache's defaults
@@ -85,7 +86,7 @@ class _Ours:
         self.tier = tier
 
     def lookup(self, request: str, keys: list[ObjectKey], tokens: int) -> None:
-        self.tier.lookup(request, "sim", [key.chunk_hash for key in keys], tokens)
+        self.tier.lookup(request, list(map(chunk_of, keys)), tokens)
 
     def admit(self, keys: list[ObjectKey], free: int) -> tuple[list[Any], list[Any]]:
         found = self.tier.admit(keys, True)

@@ -12,6 +12,7 @@ import pytest
 from tests.curves import kaplan_meier
 from tests.lmcache.test_tier import Key, World, hashes_of
 from ttlcache_lmcache.adapters.store_gate import StoreGate
+from ttlcache_lmcache.retention.residency import chain_of
 from ttlcache_lmcache.retention.return_estimator import ReturnCurve
 
 
@@ -206,7 +207,7 @@ class TwoSizes(L1):
 
     def store_big(self, context: str) -> int:
         hashes = hashes_of(context)
-        self.tier.lookup(context, "big", hashes, len(context))
+        self.tier.lookup(context, chain_of("big", "", hashes), len(context))
         stored = self.store([Key(chunk, "big") for chunk in hashes])
         self.tier.context(list(stored))
         self.tier.ended(context)

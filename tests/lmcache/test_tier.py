@@ -13,6 +13,7 @@ from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.residency import chain_of
 
 CHUNK = 10
 
@@ -53,7 +54,7 @@ class World:
 
     def begin(self, request: str, prompt: str) -> None:
         tokens = len(prompt) * CHUNK
-        self.tier.lookup(request, "m", hashes_of(prompt), tokens, self.salt)
+        self.tier.lookup(request, chain_of("m", self.salt, hashes_of(prompt)), tokens)
 
     def write(self, context: str) -> None:
         new = [key for key in self.keys(context) if key not in self.l1]

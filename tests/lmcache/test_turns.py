@@ -8,6 +8,7 @@ import pytest
 
 from tests.lmcache.test_tier import CHUNK, World, hashes_of
 from ttlcache_lmcache.hints import Hint, decode, encode
+from ttlcache_lmcache.retention.residency import chain_of
 
 
 class Engine(World):
@@ -17,7 +18,7 @@ class Engine(World):
         """The session of a request ends that looked nothing up."""
         self.write(context)
         tokens = len(context) * CHUNK
-        self.tier.stored(request, "m", hashes_of(context), tokens)
+        self.tier.stored(request, chain_of("m", "", hashes_of(context)), tokens)
         self.tier.ended(request)
 
     def tell(self, request: str, **fields: Any) -> None:
@@ -84,7 +85,8 @@ def test_a_hint_is_remembered_until_something_is_stored():
     assert world.shown("r2")["ttl_s"] == 0.0
     assert world.kept() == ["r1"]
     for number, hashes in enumerate(([b"c", b"cd"], [])):
-        world.tier.stored(f"not in L1 {number}", "m", hashes, 10 * len(hashes))
+        chain = chain_of("m", "", hashes)
+        world.tier.stored(f"not in L1 {number}", chain, 10 * len(hashes))
     assert world.programs() == 2
 
 

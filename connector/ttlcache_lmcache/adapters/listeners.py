@@ -15,6 +15,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.residency import chain_of
 
 #: Called with the name of the hook and what it raised.
 OnError = Callable[[str, BaseException], None]
@@ -106,13 +107,8 @@ class RequestEvents(_Guarded):
 
     def _looked_up(self, event: Event, salt: str) -> None:
         data = event.metadata
-        self._tier.lookup(
-            event.session_id,
-            data["model_name"],
-            data["chunk_hashes"],
-            data["seq_len"],
-            salt,
-        )
+        chain = chain_of(data["model_name"], salt, data["chunk_hashes"])
+        self._tier.lookup(event.session_id, chain, data["seq_len"])
 
     def _on_end(self, event: Event) -> None:
         self._unsalted.pop(event.session_id, None)
@@ -122,7 +118,5 @@ class RequestEvents(_Guarded):
         key = session.lookup_ipc_key  # a store's, too, where nothing was looked up
         if key is not None and not session.prefetch_group_windows:
             hashes = [TokenHasher.hash_to_bytes(h) for h in session.get_hashes(0)]
-            tokens = len(session.token_ids)
-            self._tier.stored(
-                session.request_id, key.model_name, hashes, tokens, key.cache_salt
-            )
+            chain = chain_of(key.model_name, key.cache_salt, hashes)
+            self._tier.stored(session.request_id, chain, len(session.token_ids))

@@ -24,7 +24,7 @@ from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
 from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
-from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of, space_of
+from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Share of L1 in use from which a store that fails is a matter of room.
@@ -78,16 +78,8 @@ class Tier:
 
     # the life of a turn
 
-    def lookup(
-        self,
-        request_id: str,
-        model: str,
-        hashes: Sequence[bytes],
-        tokens: int,
-        salt: str = "",
-    ) -> None:
-        """A request looks its prompt up: `hashes` are its chunks, from the start."""
-        chain = _chain(model, salt, hashes)
+    def lookup(self, request_id: str, chain: Sequence[Chunk], tokens: int) -> None:
+        """A request looks its prompt up: `chain` are its chunks, from the start."""
         now_s = self._clock.now_s()
         with self._lock:
             self._begin(now_s)
@@ -119,16 +111,9 @@ class Tier:
                 self._book.end(request_id, now_s)
                 self._is_over(request_id, known, now_s)
 
-    def stored(
-        self,
-        request_id: str,
-        model: str,
-        hashes: Sequence[bytes],
-        tokens: int,
-        salt: str = "",
-    ) -> None:
+    def stored(self, request_id: str, chain: Sequence[Chunk], tokens: int) -> None:
         """The session of a request is over that only stored; as for `lookup`."""
-        chain, now_s = _chain(model, salt, hashes), self._clock.now_s()
+        now_s = self._clock.now_s()
         with self._lock:
             if not any(self._residency.has(chunk) for chunk in reversed(chain)):
                 return
@@ -312,11 +297,6 @@ class Tier:
             self._book.forget(longest)
             self.counts["forgotten"] += 1
         self._order.look(now_s)
-
-
-def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:
-    space = space_of(model, salt)
-    return [(space, bytes(each)) for each in hashes]
 
 
 def _remember(memory: OrderedDict[str, _Value], key: str, value: _Value) -> None:

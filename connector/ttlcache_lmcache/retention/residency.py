@@ -43,6 +43,12 @@ def chunk_of(key: ObjectKey) -> Chunk:
     return (space_of(key.model_name, key.cache_salt), key.chunk_hash)
 
 
+def chain_of(model: str, salt: str, hashes: Iterable[bytes]) -> list[Chunk]:
+    """A context's chunks, from the start."""
+    space = space_of(model, salt)
+    return [(space, bytes(each)) for each in hashes]
+
+
 @dataclass(slots=True)
 class _Resident:
     """A chunk of which L1 has something; `place` among those that no program has."""
