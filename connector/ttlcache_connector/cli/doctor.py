@@ -101,8 +101,6 @@ def findings(
         yield _guess("GPU", _gpu)
     if has_vllm and settings is not None and settings.lower_tier != "none":
         yield _guess("lower tier", lambda: _lower_tier(settings))
-    else:
-        yield _lmcache()
     yield from _lmcache_plugins(lmcache)
     yield from doctor_template.findings(model, chat_template)
     if url is not None:
@@ -225,14 +223,6 @@ def _lower_tier(settings: TTLCacheConfig) -> Finding:
     TIERS[kind].check(settings)
     text = f"{settings.cpu_gb:g} GB" if kind == "cpu" else compat.lmcache_version()
     return Finding(OK, "lower tier", f"{kind} {text}")
-
-
-def _lmcache() -> Finding:
-    version = compat.lmcache_version()
-    if version is not None:
-        return Finding(OK, "lmcache", version)
-    text = "not installed: no lower tier, an expired pin costs a prefill"
-    return Finding(NOTE, "lmcache", text)
 
 
 def _lmcache_plugins(given: Sequence[str]) -> Iterator[Finding]:
