@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
@@ -38,6 +37,7 @@ from lmcache.v1.multiprocess.config import (
 )
 from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
+from ttlcache.cli import app
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector.cli import serve_tiers as serve_tiers_cli
@@ -50,9 +50,7 @@ from ttlcache_lmcache.store import disk_index
 
 @pytest.fixture
 def serve_tiers():
-    app = typer.Typer()
-    app.command()(serve_tiers_cli.serve_tiers)
-    return lambda *args: CliRunner().invoke(app, list(args))
+    return lambda *args: CliRunner().invoke(app, ["serve-tiers", *args])
 
 
 @pytest.fixture
@@ -191,6 +189,7 @@ while time.monotonic() < deadline:
 """
 PARENT = """
 import sys
+import ttlcache.cli
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_connector.cli.serve_tiers import _run
 
