@@ -1,7 +1,5 @@
 """Label values of metrics that clients and models bring about: all there may be."""
 
-from __future__ import annotations
-
 #: Why a client's value is not used.
 UNFIT_REASONS = frozenset(
     {

@@ -1,7 +1,5 @@
 """The choice of nightly tests by what a commit changes."""
 
-from __future__ import annotations
-
 from tests.changed import NIGHTLY, ROOT, touched
 
 

@@ -1,7 +1,5 @@
 """Others' load generators: their results are read, their data is what they expect."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What policy `observe` predicts is what `adaptive` spares, on a load of two kinds."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.sim.rivals.arms import parse_arms

@@ -1,7 +1,5 @@
 """`python -m bench overhead --scheduler`: all engines do the same work."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.micro.overhead_scheduler import (

@@ -1,7 +1,5 @@
 """Which pins rivals' own rules end, on the core alone."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Arm `autellix`: attained service of programs on vLLM's real scheduler."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

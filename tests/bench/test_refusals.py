@@ -1,7 +1,5 @@
 """Commands that cannot run say why, before anything starts."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

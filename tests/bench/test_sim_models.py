@@ -1,7 +1,5 @@
 """Step times by hand, gap moments, workloads, links."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

@@ -1,7 +1,5 @@
 """Workloads of the sim bench and of the servers: deterministic, with stated moments."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Other versions of vLLM: where names are looked for, and a wheel laid over kernels."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

@@ -1,7 +1,5 @@
 """The tiny model folder: deterministic, reused, and never somebody else's."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.serve import tiny_model

@@ -1,7 +1,5 @@
 """The transfer bench on the CPU: it verifies, it pairs, it says what was not run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

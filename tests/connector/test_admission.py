@@ -5,8 +5,6 @@
 of it as of A: 16 where 15 are free.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """What only a device can get wrong, on a made-up device."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

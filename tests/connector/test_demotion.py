@@ -1,7 +1,5 @@
 """What becomes of pins above a lower tier, on vLLM's real scheduler."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")

@@ -1,7 +1,5 @@
 """Turns past their time: they stay until somebody needs their memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What memory a request lacks, where vLLM does not count plain blocks of tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from vllm.v1.structured_output import StructuredOutputManager

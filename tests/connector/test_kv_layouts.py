@@ -1,7 +1,5 @@
 """Every KV layout of vLLM: vLLM's own allocator and views, our addresses."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A worker's loads: when they begin, how long a step waits, what they took."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Lookups: how long a step waits for them, and how they get on without being asked."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

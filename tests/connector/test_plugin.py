@@ -1,7 +1,5 @@
 """What a user's flags do before any engine runs."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

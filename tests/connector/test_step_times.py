@@ -1,7 +1,5 @@
 """Steps of vLLM's real scheduler, as the price of a prefill is learnt from them."""
 
-from __future__ import annotations
-
 import pytest
 
 PROMPT = list(range(1, 1201))  # three steps of at most 512 tokens

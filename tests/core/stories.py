@@ -1,7 +1,5 @@
 """Stories of programs, told to a controller by a fake engine."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.fake_engine import FakeEngine

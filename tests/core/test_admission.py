@@ -1,7 +1,5 @@
 """Admission control: what is reserved for programs under way, and what may start."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import make_engine, make_program

@@ -1,7 +1,5 @@
 """What clients say between turns: a program's end, a tool's progress."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import make_engine

@@ -1,7 +1,5 @@
 """Costs: curves, online fits, robustness, price of memory, profiles."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

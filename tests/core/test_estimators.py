@@ -1,7 +1,5 @@
 """Estimators against hand-worked numbers, numpy and lifelines."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

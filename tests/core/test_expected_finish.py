@@ -1,7 +1,5 @@
 """Programs as they are expected to finish: trust, pins, sub-agents."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fake_engine import FakeEngine

@@ -1,7 +1,5 @@
 """What `ttlcache explain` says of a turn and of its pin, and what it compares with."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Places in the queue: who gets which, how they are used up and taken back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Gap histories on disk: round trip, and every way a file can be wrong."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

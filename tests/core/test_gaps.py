@@ -1,7 +1,5 @@
 """Gap history: recording, back-off, censoring, forgetting, bounds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Hints of a request, and what of a client's values goes on."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from ttlcache.telemetry import metrics as declared

@@ -4,8 +4,6 @@ Blocks of four tokens, sixteen of them; a token's prefill takes a second. Progra
 has a context of five full blocks.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import make_engine, with_prefill_cost

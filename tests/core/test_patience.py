@@ -1,7 +1,5 @@
 """What a policy asks of the reclaimer, and of pins made while memory was free."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The adaptive policy: each idea by hand (without it: `tests/bench/test_ablations`)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

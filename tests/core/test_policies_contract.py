@@ -3,8 +3,6 @@
 Whatever was seen and whatever is asked, 0 <= TTL <= cap.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Every published rule against an example worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Policies by name: creation, options, errors, outside policies."""
 
-from __future__ import annotations
-
 import pytest
 
 from ttlcache import policies

@@ -1,7 +1,5 @@
 """Which program is a request, and which programs are remembered."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

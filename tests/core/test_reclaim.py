@@ -1,7 +1,5 @@
 """Which pins give way. Programs are numbered by arrival: A before B before C."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import token_engine

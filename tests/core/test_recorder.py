@@ -1,7 +1,5 @@
 """The recorder: nothing waits for it, nothing is lost but what it says."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

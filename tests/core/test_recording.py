@@ -4,8 +4,6 @@ Program "a": turn 1 is pinned and claimed, turn 2's pin expires before turn 3 co
 turn 3 is its last. Program "b": its pin falls to memory pressure.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

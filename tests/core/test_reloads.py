@@ -1,7 +1,5 @@
 """A prompt of which a part comes back from a lower tier: what is learnt of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import make_engine

@@ -1,7 +1,5 @@
 """Expected work left of a program, and who is served first for it."""
 
-from __future__ import annotations
-
 import math
 import time
 

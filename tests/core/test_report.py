@@ -1,7 +1,5 @@
 """`ttlcache report`: one page, of a recording or of a server's metrics."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 import pytest

@@ -4,8 +4,6 @@
 and the words of its key (`none`: no call).
 """
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Structured calls, named tools, their classes and sub-agents."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Shell commands as agents write them, and the program that dominates each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Open turns: retries, rewritten histories, sub-agents and their parents."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

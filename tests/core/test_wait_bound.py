@@ -1,7 +1,5 @@
 """Above a tier that keeps what it gets, a request waits for twice the mean at most."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

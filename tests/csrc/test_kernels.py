@@ -5,8 +5,6 @@ item that fits, and when nothing else was touched: only the rows are live memory
 planted in the source have to be found by the same checks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections import Counter

@@ -1,7 +1,5 @@
 """The commands of docs/fleet.md: the router takes them, and so does the front."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

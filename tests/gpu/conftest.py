@@ -1,7 +1,5 @@
 """Tests that need a CUDA device: without one the session ends with status 3."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

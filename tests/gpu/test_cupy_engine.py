@@ -1,7 +1,5 @@
 """The CUDA engine on a CUDA device: contract by every method, order, calibration."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import threading

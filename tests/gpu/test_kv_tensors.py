@@ -1,7 +1,5 @@
 """vLLM's CUDA layouts on a CUDA device: out to pinned chunks and back."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.gpu

@@ -1,7 +1,5 @@
 """Our mover as the lower tier uses it: CUDA tensors, LMCache's pinned shared memory."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.gpu

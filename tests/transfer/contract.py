@@ -7,8 +7,6 @@
 Engines whose memory is not this process's also override `make_arena`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading

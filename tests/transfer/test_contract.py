@@ -1,7 +1,5 @@
 """One contract, every engine that runs here."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import subprocess

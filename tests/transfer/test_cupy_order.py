@@ -1,7 +1,5 @@
 """Order by events: what may overtake what, on a device that tries everything."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """What can be known of the CUDA calls without a device: their arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,7 +1,5 @@
 """Plans and layouts by hand: few large copies, and clear refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

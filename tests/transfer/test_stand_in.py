@@ -1,7 +1,5 @@
 """tests/gpu and the CUDA runtime on a stand-in for CuPy, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

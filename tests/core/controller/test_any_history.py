@@ -1,7 +1,5 @@
 """Whatever happens, the books add up."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import HealthCheck, settings

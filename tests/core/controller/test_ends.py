@@ -1,7 +1,5 @@
 """Programs end or fall silent; requests leave without finishing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import PROMPT, TTL_S, make_engine

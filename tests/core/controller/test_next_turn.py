@@ -1,7 +1,5 @@
 """A turn of a program and the next one; several at once, and rewritten histories."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import PROMPT, TTL_S, make_engine

@@ -1,7 +1,5 @@
 """What a turn tells, and what nobody tells."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.core.stories import PROMPT, TTL_S
