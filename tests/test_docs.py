@@ -17,16 +17,13 @@ from rich.console import Console
 
 from bench.cli import app as bench_app
 from bench.sim.rivals.arms import parse_arms
-from tests.bench.samples import recorded, write_trace
+from tests.bench.samples import record_job, recorded, write_trace
 from tests.commands import output_of
 from tests.documented import PAGES, ROOT, commands, of_benches
-from tests.fake_engine import FakeEngine
 from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig
-from ttlcache.telemetry.events import Telemetry
-from ttlcache.telemetry.recorder import Recorder
 from ttlcache_sim.estimate.plan import EstimateOptions, plan_of
 from ttlcache_sim.estimate.sessions import read_sessions
 
@@ -50,25 +47,11 @@ RUN = {
 }
 
 
-@pytest.fixture
-def recording(tmp_path):
-    """A recording of a program called job-17."""
-    place = tmp_path / "recording"
-    engine = FakeEngine(
-        {"policy": "fixed"},
-        telemetry=Telemetry(recorder=Recorder(place, {}, run="1-1")),
-    )
-    context = engine.turn("r1", list(range(20)), [50], program="job-17")
-    engine.step(seconds=1.0)
-    engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
-    engine.controller.telemetry.close()
-    return place
-
-
 @pytest.mark.parametrize("command", commands("recording"), ids=lambda c: c.text)
-def test_commands_on_a_recording(command, recording, tmp_path, monkeypatch):
+def test_commands_on_a_recording(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    replaced = {"/var/log/ttlcache": str(recording), "PROGRAM": "job-17"}
+    place = record_job(tmp_path / "recording")
+    replaced = {"/var/log/ttlcache": str(place), "PROGRAM": "job-17"}
     words = [replaced.get(word, word) for word in command.words[1:]]
     output_of(app, *words)
 

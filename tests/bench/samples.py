@@ -13,6 +13,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.fake_engine import FakeEngine
+from ttlcache.telemetry.events import Telemetry
+from ttlcache.telemetry.recorder import Recorder
 from ttlcache_sim.metrics import TurnRecord
 
 
@@ -50,6 +53,17 @@ def write_trace(path: Path, *programs: dict[str, Any] | str) -> Path:
             text = program if isinstance(program, str) else json.dumps(program)
             lines.write(text + "\n")
     return path
+
+
+def record_job(folder: Path) -> Path:
+    """A recording of a program called job-17, of two turns."""
+    telemetry = Telemetry(recorder=Recorder(folder, {}, run="1-1"))
+    engine = FakeEngine({"policy": "fixed"}, telemetry=telemetry)
+    context = engine.turn("r1", list(range(20)), [50], program="job-17", tool="pytest")
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
+    telemetry.close()
+    return folder
 
 
 def grid_row(load: float = 1.1, **over_base: float) -> dict[str, Any]:

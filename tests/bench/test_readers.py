@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.samples import log_sample, recorded, write_trace
-from tests.fake_engine import FakeEngine
-from ttlcache.telemetry.events import Telemetry
-from ttlcache.telemetry.recorder import Recorder
-from ttlcache_sim.load.readers import READERS, read_paths, read_programs
+from tests.bench.samples import log_sample, record_job
+from ttlcache_sim.load.readers import read_paths, read_programs
 from ttlcache_sim.load.traces import RecordedProgram, TraceError
 from ttlcache_sim.load.workload import WorkloadSpec, build
 
@@ -135,13 +132,7 @@ def test_the_files_of_a_conversation_are_one_log(tmp_path: Path) -> None:
 
 
 def test_our_own_recording(tmp_path: Path) -> None:
-    telemetry = Telemetry(recorder=Recorder(tmp_path, {}, run="1-1"))
-    engine = FakeEngine({"policy": "fixed"}, telemetry=telemetry)
-    context = engine.turn("r1", list(range(20)), [50], program="job-17", tool="pytest")
-    engine.step(seconds=1.0)
-    engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
-    telemetry.close()
-    (found,) = read_programs(tmp_path)
+    (found,) = read_programs(record_job(tmp_path))
     (first, second) = rows_of(found)
     assert (found.program_id, first[0], first[2]) == ("job-17", 20, "pytest")
     assert (first[3], second[0]) == (pytest.approx(1.0, abs=0.2), 1)
@@ -244,12 +235,6 @@ def test_what_is_wrong_is_named(
         programs(tmp_path, "log", text.replace(old, new) if old else text)
 
 
-def test_every_reader_is_tried() -> None:
-    """One that is added comes into this file, too."""
-    assert len(READERS) == 11
-    assert len({reader.name for reader in READERS}) == len(READERS)
-
-
 @pytest.mark.parametrize(
     "name", ["claude-code.jsonl", "mini-swe-agent.json", "vllm.log"]
 )
@@ -260,10 +245,3 @@ def test_raw_logs_are_workloads(tmp_path: Path, name: str) -> None:
     workload = build(WorkloadSpec(f"trace:{path}", **spec))
     assert [len(program.turns) for program in workload.programs] == [3, 3]
     assert workload.programs[0].turns[0].tool == "pytest"
-
-
-def test_a_plain_trace_is_read_like_a_packed_one(tmp_path: Path) -> None:
-    packed = write_trace(tmp_path / "t.gz", recorded({}, {}))
-    plain = tmp_path / "t.jsonl"
-    plain.write_bytes(gzip.decompress(packed.read_bytes()))
-    assert list(read_programs(plain)) == list(read_programs(packed))

@@ -79,14 +79,6 @@ def fails(*_: Any, **__: Any) -> None:
     raise InjectedError
 
 
-def nested(depth: int) -> list[Any]:
-    """So many lists, one in the other."""
-    value: list[Any] = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
-
-
 def start(engine, program, tokens, *, turn=1, max_tokens=10, base=None, **hints):
     """A turn of a program whose tokens are its own, or those that begin at `base`."""
     first = 1000 * (base if base is not None else ord(program))

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from tests.connector.conftest import nested
+from tests.core.test_hints import nested
 from ttlcache.programs.client_values import MAX_INT
 from ttlcache.programs.hints import parse_hints
 from ttlcache_connector.http.body import opening, parse

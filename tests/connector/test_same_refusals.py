@@ -18,7 +18,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from bench.stress.fuzz.requests import CHAT, COMPLETIONS, RESPONSES, make
-from tests.connector.conftest import nested, pinned, totals
+from tests.connector.conftest import pinned, totals
+from tests.core.test_hints import nested
 from ttlcache.programs.client_values import MAX_DEPTH, MAX_NESTED_SIZE
 from ttlcache.programs.hints import MAX_KEY_CHARS
 from ttlcache_connector.http.identity import from_body, with_hints

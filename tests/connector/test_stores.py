@@ -20,7 +20,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
 
-from tests.connector.conftest import nested
+from tests.core.test_hints import nested
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier

@@ -1,10 +1,11 @@
 """`ttlcache report`: one page, of a recording or of a server's metrics."""
 
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands import output_of
 from tests.core.stories import with_prefill_cost
 from tests.fake_engine import FakeEngine
 from ttlcache.analysis.reader import load
@@ -36,10 +37,7 @@ def observed(tmp_path):
     return place
 
 
-def run(*arguments, status=0):
-    result = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["report", *arguments])
-    assert result.exit_code == status, result.output
-    return result.output
+run = partial(output_of, app, "report")
 
 
 class Page(HTMLParser):

@@ -1,7 +1,5 @@
 """Whatever happens, the books add up."""
 
-import math
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -12,7 +10,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.core.stories import PROMPT, TTL_S, make_engine
+from tests.core.stories import TTL_S, make_engine
 from ttlcache.types import Urgency
 
 LABELS = st.sampled_from(["A", "B", "C", None])
@@ -223,9 +221,3 @@ TestAnyHistory.settings = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-
-
-def test_the_deadline_of_a_pin_is_never_infinite():
-    engine = make_engine(math.inf, max_ttl_s=5.0)
-    engine.turn("r", PROMPT, program="A")
-    assert engine.controller.pins.next_deadline_s() == 5.0
