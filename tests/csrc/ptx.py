@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.csrc.nvrtc import Nvrtc, library_path
 from ttlcache.transfer.cuda import (
     NVRTC_OPTIONS,
     THREADS_PER_CTA,
@@ -222,10 +221,32 @@ class _Memory(ctypes.Structure):
     ]
 
 
+def compiled(
+    source: str, options: tuple[str, ...], output: str = "CUBIN"
+) -> tuple[bytes, str]:
+    """Machine code (`CUBIN` or `PTX`) and the compiler's log; it needs no GPU.
+
+    Raises:
+        RuntimeError: the source does not compile; with the log.
+    """
+    from cupy_backends.cuda.libs import nvrtc  # below CuPy, where none stands in
+
+    program = nvrtc.createProgram(source, "copy_runs.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        return getattr(nvrtc, f"get{output}")(program), nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(nvrtc.getProgramLog(program)) from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
 def missing() -> str:
     """Why device code cannot run here, or ""."""
-    if library_path() is None:
-        return "no libnvrtc: pip install nvidia-cuda-nvrtc (in the dev extra)"
+    try:
+        compiled("", (), "PTX")
+    except (ImportError, OSError, RuntimeError):
+        return "no NVRTC: pip install cupy-cuda13x nvidia-cuda-nvrtc (the dev extra)"
     if not any(map(shutil.which, COMPILERS)):
         return f"no C compiler: none of {', '.join(COMPILERS)}"
     return ""
@@ -251,7 +272,7 @@ class DeviceCode:
     def _library(self) -> ctypes.CDLL:
         options = (*self.options, f"--gpu-architecture=compute_{ARCHITECTURE}")
         source = self.source or source_path().read_text()
-        ptx, _ = Nvrtc(library_path()).compile(source, options, "PTX")
+        ptx, _ = compiled(source, options, "PTX")
         text, target = self.folder / "kernels.c", self.folder / "kernels.so"
         text.write_text(translate(ptx.rstrip(b"\0").decode()))
         compiler = next(filter(None, map(shutil.which, COMPILERS)))

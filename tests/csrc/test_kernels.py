@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.csrc import ptx
-from tests.csrc.nvrtc import Nvrtc, library_path
 from tests.csrc.ptx import DeviceCode, DeviceFault
 from tests.faults import faults_of
 from ttlcache.transfer.cuda import KERNELS, NVRTC_OPTIONS, TILE_BYTES, source_path
@@ -210,7 +209,7 @@ def test_a_planted_fault_is_found(fault, tmp_path, spaces):
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_every_kernel_compiles_for_the_gpus_that_we_name(arch):
     options = (*NVRTC_OPTIONS, f"--gpu-architecture=sm_{arch}", "-Werror=all-warnings")
-    cubin, log = Nvrtc(library_path()).compile(source_path().read_text(), options)
+    cubin, log = ptx.compiled(source_path().read_text(), options)
     assert log.strip("\0 \n") == ""
     assert cubin[:4] == b"\x7fELF"
     for name in KERNELS.values():

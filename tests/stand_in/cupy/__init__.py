@@ -63,6 +63,7 @@ def _warn(message: str, category: Any = UserWarning, stacklevel: int = 1) -> Non
 
 _real = _installed()
 __version__ = _real.__version__
+_environment = _real._environment  # by which NVRTC is found
 _Error: Any = _real.cuda.runtime.CUDARuntimeError
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("cupy.") and "warnings" in vars(_module):
