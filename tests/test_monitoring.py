@@ -84,12 +84,5 @@ def test_every_metric_is_on_the_dashboard():
         assert f"{name}_total" in shown
 
 
-def test_panels_do_not_overlap_and_have_unique_ids():
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    places = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}
-    assert len(places) == len(panels)
-
-
 def test_the_alerts_are_found_by_this_test():
     assert len(EXPRESSIONS) - len(DASHBOARD_EXPRESSIONS) == ALERTS.count("- alert:")

@@ -67,15 +67,6 @@ def test_programs_remember_their_class(engine):
     assert engine.program("A").priority_class == 0
 
 
-def test_switched_off_nothing_is_retained_and_requests_go_on(engine):
-    context = engine.turn("r1", PROMPT, program="A")
-    engine.controller.disable()
-    assert engine.outcomes() == {PinOutcome.RESET: 1}
-    engine.turn("r2", context, program="A")
-    assert engine.pins() == []
-    assert engine.holder.free_blocks == 64
-
-
 def test_a_clock_that_goes_back_harms_nothing(engine):
     engine.clock.set(1000.0)
     context = engine.turn("r1", PROMPT, program="A")
