@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.compare import report, settings
+from bench.compare import report
 from bench.compare.agents import CONNECTOR, LMCACHE, arm_of
 from bench.compare.demo import DemoOptions
 from bench.serve.arms import ArmResult, EngineCounters
@@ -56,21 +56,6 @@ def test_the_pairs_differ_in_the_connector_and_the_server_below():
     assert [arm.tiers for arm in arms] == [None, None, options.tiers, None]
     servers = [replace(arm.server, kv_transfer_config=None) for arm in arms]
     assert servers == [options.server(None)] * 4
-
-
-@pytest.mark.parametrize(
-    ("texts", "told"),
-    [
-        (["{}"], "at least twice"),
-        (["{}", "{}"], "given twice"),
-        (["{}", "{"], "not JSON"),
-        (["{}", "[]"], "expected a JSON object"),
-        (["{}", "lmcache:[]"], "expected a JSON object"),
-    ],
-)
-def test_other_settings_are_refused(texts, told):
-    with pytest.raises(ValueError, match=told):
-        settings.parse(texts)
 
 
 # --- verdict and tables ------------------------------------------------------

@@ -123,13 +123,3 @@ def test_a_starved_call_is_promoted_and_its_programs_counters_start_anew(rig):
     rig.clock.advance(2.0)
     rig.finish("A")
     assert rig.gate.attained("A") == Attained(service_s=2.0, wait_s=1.0)
-
-
-def test_preempted_calls_resume_first_and_everything_finishes(clock):
-    rig = Rig(clock, num_blocks=30, max_num_seqs=8)
-    requests = [rig.start(program, max_tokens=100) for program in "ABCDE"]
-    while rig.engine.scheduler.has_unfinished_requests():
-        rig.engine.step()
-        clock.advance(0.3)
-    assert sum(request.num_preemptions for request in requests) > 0
-    assert len(rig.engine.finished) == 5

@@ -6,7 +6,6 @@ import json
 import random
 
 import pytest
-from rich.console import Console
 
 pytest.importorskip("vllm")
 
@@ -163,12 +162,3 @@ def test_virtual_time_serves_the_same_programs_with_the_measured_steps(tmp_path)
         return float(found["mean_jct_s"])
 
     assert 1.3 * jct_s(1.0) < jct_s(3.0)
-
-
-@pytest.mark.parametrize(
-    "arm", ["cachettl-strict", "thunderagent", "oracle", "infercept"]
-)
-def test_what_only_the_simulator_has_is_refused(arm, tmp_path):
-    options = ValidateOptions(arms=f"vllm,{arm}", out=tmp_path)
-    with pytest.raises(ValueError, match=f"{arm!r}: only the simulator has it"):
-        validate.validate(options, Console())

@@ -7,7 +7,6 @@ import pytest
 
 from bench.serve.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 from tests.bench.samples import recorded, write_trace
-from ttlcache_sim.load.feed import Loop
 from ttlcache_sim.load.gap_mix import GapMix
 from ttlcache_sim.load.programs import Turn
 from ttlcache_sim.load.reshape import fit_context
@@ -39,10 +38,6 @@ def test_same_spec_same_programs_other_seed_others():
     assert build(SWE) == build(SWE) != build(replace(SWE, seed=4))
     ten = synthetic(10, 0.5, seed=1)
     assert ten == synthetic(20, 0.5, seed=1)[:10] != synthetic(10, 0.5, seed=2)
-
-
-def test_closed_loop_starts_with_n():
-    assert build(replace(SWE, arrivals="closed:7")).loop == Loop(7)
 
 
 def test_turn_scale_keeps_the_tokens():
