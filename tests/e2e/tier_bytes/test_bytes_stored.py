@@ -19,7 +19,6 @@ from tests.e2e.tier_bytes.worker import (
     use_free_memory,
 )
 from ttlcache.estimators.costs import MIN_LOST
-from ttlcache.types import ReleaseMode, Urgency
 
 pytestmark = pytest.mark.e2e
 
@@ -31,19 +30,10 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     # Its pin is whole when it comes: it would not ask.
     role.requests.stored_tokens = lambda request: math.inf
     lookup = role.parts.lower.tier._adapter.check_lookup_result
-
-    def give_way(copies: int) -> None:
-        reclaimed = role.parts.controller.memory.reclaim(
-            12, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
-        )
-        assert reclaimed > 0
-        totals = role.parts.controller.telemetry.metrics.totals
-        step_until(engine, lambda: totals["demotions", "stored"] == copies)
-
     engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("a", prompt(81, 100), hints=hints("found"))
-    give_way(1)
+    reclaim(engine, 12)
     half = len(context) // BLOCK * BLOCK
     grown = [*context, *prompt(84, 100)]
     context = engine.turn_beside("a2", grown, hints=hints("found"))
@@ -53,7 +43,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     for _ in range(3):
         engine.step()
     before = engine.moved.get("tier_bytes:promoted", 0)
-    give_way(2)
+    reclaim(engine, 12)
     use_free_memory(engine)
     engine.abort("runs")
     engine.run()
