@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,10 +51,6 @@ test-fast: $(STAMP) ## Without the tests that start a vLLM or LMCache server
 
 test-e2e: $(STAMP) ## Only the tests that start one
 	$(PARALLEL) -m 'e2e and not nightly and not speed'
-
-test-touched: $(STAMP) ## Nightly tests whose sources differ from main's
-	tests="$$($(BIN)/python tests/changed.py)"; \
-	test -z "$$tests" || $(ALONE) -m 'nightly and not speed' $$tests
 
 test-nightly: $(STAMP) ## What takes too long for every commit: an hour or two
 	$(PARALLEL) -m 'nightly and not e2e and not speed and not gpu'

@@ -4,6 +4,8 @@ vLLM's own asks nothing; the one in `own_scheduler` asks the connector for order
 and memory.
 """
 
+from __future__ import annotations
+
 import random
 
 import pytest
@@ -17,22 +19,8 @@ from tests.connector.conftest import (
     free,
     pinned,
     start,
-    totals,
 )
 from ttlcache_connector.connector import TTLConnector
-
-
-@pytest.mark.parametrize("scheduler_cls", [VLLM_OWN, ASKING], ids=["vllm", "asking"])
-def test_pins_claims_and_expires(make_engine, clock, scheduler_cls):
-    engine = make_engine(num_blocks=40, scheduler_cls=scheduler_cls)
-    context = engine.turn("A-1", range(149), max_tokens=20, session_id="A")
-    assert pinned(engine) == 10
-    engine.turn("A-2", context + [7] * 30, session_id="A")
-    assert totals(engine)["pins:claimed"] == 1
-    assert totals(engine)["turns_identified:session"] == 2
-    clock.advance(6.0)
-    engine.step()
-    assert free(engine) == 39
 
 
 def test_says_once_what_is_missing(make_engine, our_log):

@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from tests.connector.conftest import HOLD_5S, VLLM_OWN, pinned, totals
+from tests.connector.conftest import ASKING, HOLD_5S, VLLM_OWN, pinned, totals
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
@@ -340,6 +340,8 @@ WORKS: dict[str, dict[str, Any]] = {
     "prefill-schedule-interval": {"prefill_schedule_interval": 4},
     "stream-interval": {"stream_interval": 8},
     "priority": {"scheduling_policy": "priority"},
+    "vllm's own scheduler": {"scheduler_cls": VLLM_OWN},
+    "a scheduler that asks": {"scheduler_cls": ASKING},
     "kv-events": {"kv_events_config": EVENTS},
     **{
         role: transferring("TTLConnector", role, dict(HOLD_5S)).engine_args
