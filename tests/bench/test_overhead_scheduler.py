@@ -2,13 +2,7 @@
 
 import pytest
 
-from bench.micro.overhead_scheduler import (
-    IDLE,
-    LOADS,
-    OURS,
-    PLAIN,
-    _Engine,
-)
+from bench.micro.overhead_scheduler import IDLE, LOADS, OURS, PLAIN, _Engine
 from ttlcache_sim import idle_connector
 from ttlcache_sim.idle_connector import IdleConnector
 

@@ -15,11 +15,7 @@ from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.options import SoakOptions
 from bench.stress.soak.report import Ending, SoakResult
 from bench.stress.soak.requests import JUNK, Tally
-from bench.stress.soak.watch import (
-    Sample,
-    Watch,
-    read_probe,
-)
+from bench.stress.soak.watch import Sample, Watch, read_probe
 from tests.bench.fake_server import FakeServer
 from ttlcache_sim.load.programs import Program, Turn
 

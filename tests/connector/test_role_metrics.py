@@ -90,10 +90,7 @@ def test_aggregating_adds_up(make_engine):
     one = build({"counters": [["pins", "claimed", 2]], "observations": {"x": [1.0]}})
     two = build({"counters": [["pins", "claimed", 3]], "gauges": {"pins_active": 4}})
     both = one.aggregate(two)
-    assert both.reduce() == {
-        "ttlcache pins claimed": 5,
-        "ttlcache pins_active": 4,
-    }
+    assert both.reduce() == {"ttlcache pins claimed": 5, "ttlcache pins_active": 4}
     assert not both.is_empty()
     both.reset()
     assert both.is_empty()

@@ -24,10 +24,7 @@ from typer.testing import CliRunner
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from lmcache.v1.distributed import config as lmcache_config
-from lmcache.v1.distributed.config import (
-    add_storage_manager_args,
-    parse_args_to_config,
-)
+from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.mp_observability.config import add_observability_args
 from lmcache.v1.multiprocess.config import (

@@ -3,12 +3,7 @@ import pytest
 from tests.core.stories import make_engine
 from ttlcache import config
 from ttlcache.errors import ConfigError
-from ttlcache.scheduling.ordering import (
-    ORDERINGS,
-    Ordering,
-    QueuedTurn,
-    create,
-)
+from ttlcache.scheduling.ordering import ORDERINGS, Ordering, QueuedTurn, create
 
 
 def queued(program, request, *, pinned=False, preempted=False, user=0, **more):

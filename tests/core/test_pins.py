@@ -9,12 +9,7 @@ from ttlcache.types import GapKey
 def add(pins, program, blocks=2, ttl_s=10.0, now_s=0.0):
     turn = Turn(1, 0.0, GapKey("tool"), context_tokens=8, hashes=[b"a", b"b"])
     return pins.add(
-        program,
-        turn,
-        kv_blocks=blocks,
-        kv_tokens=blocks * 4,
-        now_s=now_s,
-        ttl_s=ttl_s,
+        program, turn, kv_blocks=blocks, kv_tokens=blocks * 4, now_s=now_s, ttl_s=ttl_s
     )
 
 

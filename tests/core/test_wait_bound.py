@@ -26,8 +26,7 @@ def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "bound_s"),
-    [(3.0, 6.0), (0.01, LEAST_S), (1e6, LAST_RESORT_S)],
+    ("wait_s", "bound_s"), [(3.0, 6.0), (0.01, LEAST_S), (1e6, LAST_RESORT_S)]
 )
 def test_it_is_twice_the_mean_wait_within_limits(tier, wait_s, bound_s):
     assert bound_after(tier, wait_s).seconds() == bound_s

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from ttlcache_lmcache import hints
-from ttlcache_lmcache.config import (
-    PluginConfig,
-    ServerModuleConfig,
-    TierConfig,
-    load,
-)
+from ttlcache_lmcache.config import PluginConfig, ServerModuleConfig, TierConfig, load
 
 TEXT = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text()
 

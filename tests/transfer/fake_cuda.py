@@ -124,9 +124,7 @@ class FakeCuda:
         self._called("stream_wait")
         held = self._events[event]
         number = held.recorded
-        self._streams[stream].append(
-            _Op(lambda: None, lambda: held.reached >= number),
-        )
+        self._streams[stream].append(_Op(lambda: None, lambda: held.reached >= number))
 
     def wait(self, event):
         self._called("wait")
