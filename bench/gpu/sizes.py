@@ -183,12 +183,12 @@ REHEARSAL = Sizes(
         blocks=96,  # the warm-up of 3,000 tokens has to fit
         token_scale=0.008,
         arms=("vanilla", "pins", "pins+cpu"),
-        loads=(4.0, 8.0, 16.0),
+        loads=(8.0, 16.0),
         shape=_TINY,
         extra_args=_FAST,
     ),
     beside=Beside(2, 12, 16, 3, 1024, 3, 0.1),
     pin_vs_reload=PinVsReloadOptions(
-        lengths=(1024, 2048), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
+        lengths=(1024,), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
     ),
 )

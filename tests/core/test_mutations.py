@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from tests.documented import ROOT
 
 TESTS_FAILED = 1  # exit statuses of pytest; broken imports have others
