@@ -62,7 +62,7 @@ def tokens(stage: Stage) -> Verdict:
 
 
 def serve(stage: Stage) -> Verdict:
-    """Mean JCT and hit share at three loads, by arm, and decodes beside copies."""
+    """Mean JCT and hit share at each load, by arm, and decodes beside copies."""
     sizes, agents = stage.sizes, stage.sizes.serve
     link = stage.cell("link", partial(link_gb_per_s, sizes.pinned_bytes))
     loads = {

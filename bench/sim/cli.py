@@ -64,7 +64,7 @@ def arms_table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
     """One row an arm: means over its seeds; JCT relative to the first arm."""
     by_arm: dict[str, list[CellResult]] = {}
     for cell, result in zip(cells, results, strict=True):
-        by_arm.setdefault(cell.arm.name, []).append(result)
+        by_arm.setdefault(cell.name, []).append(result)
     caveat = build(cells[0].workload).caveat
     title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
     title += f" ({caveat})" if caveat else ""

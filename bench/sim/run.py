@@ -125,7 +125,7 @@ def _save(cache: Path | None, cell: Cell, result: CellResult) -> None:
 def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
     """Sorted keys, shortest floats that read back: same numbers, same bytes."""
     rows = [
-        {"arm": cell.arm.name, "seed": cell.workload.seed, "metrics": result.metrics}
+        {"arm": cell.name, "seed": cell.workload.seed, "metrics": result.metrics}
         for cell, result in zip(cells, results, strict=True)
     ]
     first = _plain(cells[0])

@@ -29,6 +29,6 @@ class EngineSetting(settings.EngineSetting):
 
 @dataclass(frozen=True, slots=True)
 class Cell(settings.Cell):
-    """Of an arm that may be a rival's."""
+    """A cell whose arm may be a rival."""
 
     arm: Arm

@@ -27,7 +27,7 @@ from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.worker import WorkerRole
 from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
-from ttlcache_connector.tiers.factory import TIERS
+from ttlcache_connector.tiers.registry import TIERS
 
 if TYPE_CHECKING:
     import torch

@@ -68,7 +68,7 @@ def check(engine_args: Any) -> None:
     from ttlcache_connector import vllm_options
     from ttlcache_connector.engine import requirements
     from ttlcache_connector.role import state_files
-    from ttlcache_connector.tiers.factory import TIERS
+    from ttlcache_connector.tiers.registry import TIERS
 
     vllm_options.check_arguments(engine_args, len(ours))
     for extra in ours:

@@ -97,7 +97,8 @@ def log_missing(vllm_config: Any, engine_args: Any, config: TTLCacheConfig) -> N
 def missing(
     vllm_config: Any, engine_args: Any, config: TTLCacheConfig
 ) -> Iterator[str]:
-    """A sentence for each option under which a part of ttlcache does not work."""
+    """A sentence for each option under which a part of ttlcache does not work, and for
+    a GPU without a lower tier."""
     yield from _missing_of_scheduler(vllm_config.scheduler_config)
     yield from _missing_of_vllm(vllm_config)
     transfer = vllm_config.kv_transfer_config
@@ -121,10 +122,11 @@ def missing(
     if config.lower_tier == "none":
         is_alone = transfer.kv_connector == "TTLConnector"
         has_gpu = vllm_config.device_config.device_type == "cuda"
-        if is_alone and has_gpu and not config.observes:
+        generates = vllm_config.model_config.runner_type != "pooling"
+        if is_alone and has_gpu and generates and not config.observes:
             yield (
                 "lower_tier is none: what pins lose is prefilled again, and turns wait "
-                'longer; with host memory to spare set "lower_tier": "cpu"'
+                "longer than with host memory below the pins (docs/tiers.md)"
             )
         return
     if config.lower_tier == "lmcache" and vllm_config.lora_config is not None:

@@ -233,12 +233,8 @@ class Simulation:
             gap_s = agent.current.gap_s
             agent.context_tokens = request.num_tokens
             agent.turn += 1
-            self._send(agent, now_s + gap_s)
+            self._expect(agent, now_s + gap_s)
         self._submit(released)
-
-    def _send(self, agent: Agent, time_s: float) -> None:
-        """The agent's next turn is sent then."""
-        self._expect(agent, time_s)
 
     def _expect(self, agent: Agent, time_s: float) -> None:
         """A turn is sent then; it comes once the frontend has read it."""

@@ -5,7 +5,6 @@ Turn-level metrics are `ttlcache_sim.metrics`' own; this adds what only the engi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -88,17 +87,3 @@ class Recorder:
             result["rollout_steps"] = self.rollout_steps
             result["rollout_steps_per_min"] = 60.0 * per_s
         return result
-
-
-def merged(recorders: Sequence[Recorder]) -> Recorder:
-    """What happened on all of them."""
-    both = Recorder()
-    for each in recorders:
-        both.turns += each.turns
-        both.steps += each.steps
-        both.empty_steps += each.empty_steps
-        both.busy_s += each.busy_s
-        both.prefill_s += each.prefill_s
-        both.pinned_block_s += each.pinned_block_s
-        both.preemptions += each.preemptions
-    return both

@@ -34,7 +34,7 @@ def test_a_child_goes_where_its_parent_went():
 
 @pytest.mark.parametrize("parent", ["p", None])
 def test_what_is_remembered_has_a_bound(parent):
-    family = Family(max_children=10)
+    family = Family(max_programs=10)
     for number in range(100):
         name = f"c{number}"
         assert key(family, name, parent) == (parent or name)

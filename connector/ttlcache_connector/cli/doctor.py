@@ -34,10 +34,10 @@ from ttlcache_connector.engine import requirements
 from ttlcache_connector.role.state_files import PROFILE, load_costs
 from ttlcache_lmcache import compat
 
-#: `--lmcache` asks for the installation alone.
+#: `--lmcache plugins`: our plugins are checked, no server is asked.
 _PLUGINS = "plugins"
 
-_MODULES = {
+_LMCACHE_PLUGINS = {
     "server module": "ttlcache_lmcache.server_module",
     "L2 adapter": "ttlcache_lmcache.l2_adapter",
     "storage plugin": "ttlcache_lmcache.storage_plugin",
@@ -217,7 +217,7 @@ def _cupy() -> str:
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
     """What the server would refuse at start."""
-    from ttlcache_connector.tiers.factory import TIERS  # only where vLLM is
+    from ttlcache_connector.tiers.registry import TIERS  # only where vLLM is
 
     kind = settings.lower_tier
     TIERS[kind].check(settings)
@@ -239,7 +239,7 @@ def _lmcache_plugins(given: Sequence[str]) -> Iterator[Finding]:
         yield Finding(bad, "LMCache version", str(error))
         if compat.lmcache_version() is None:
             return
-    for name, module in _MODULES.items():
+    for name, module in _LMCACHE_PLUGINS.items():
         try:
             importlib.import_module(module)
             yield Finding(OK, name, "loads")

@@ -72,7 +72,7 @@ def serve_tiers(
     ] = None,
 ) -> None:
     """Run an LMCache server below TTLConnector: CPU memory and disk."""
-    with _in_a_line():
+    with _fail_in_one_line():
         requirements.check_vllm(allow_untested=allow_untested)
         requirements.check_lmcache_tier(allow_untested=allow_untested)
     options = TierOptions(
@@ -98,7 +98,7 @@ def serve_tiers(
             f"{options.host}:{options.port} is in use. Where an LMCache server runs "
             "there, stop it first; for a second one take another --port and --http-port"
         )
-    with _in_a_line("--disk: "):
+    with _fail_in_one_line("--disk: "):
         from ttlcache_lmcache.store import disk_index  # needs the lmcache extra
 
         if options.disk is not None:
@@ -109,14 +109,14 @@ def serve_tiers(
 
 
 @contextlib.contextmanager
-def _in_a_line(about: str = "") -> Iterator[None]:
-    """End with what to do where the tiers cannot run: LMCache would by a traceback."""
+def _fail_in_one_line(prefix: str = "") -> Iterator[None]:
+    """End with what to do where the tiers cannot run; LMCache shows a traceback."""
     try:
         yield
     except UnsupportedEngineError as error:
         fail(f"{error}; for this command it is --allow-untested")
     except TTLCacheError as error:
-        fail(f"{about}{error}")
+        fail(f"{prefix}{error}")
     except ImportError as error:
         fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
 

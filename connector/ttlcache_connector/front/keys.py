@@ -1,4 +1,5 @@
-"""Which key a request is routed by, from its headers, URL and body."""
+"""Which key a request is routed by: from its headers, URL and body, and of a sub-agent
+from what its parent was routed by, which is remembered."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ MIN_PROMPT_BYTES = 16
 #: in the URL has to be told to the replica in the body.
 HEADERLESS = frozenset({"/v1/messages", "/v1/responses"})
 #: Programs whose keys are remembered; their number is the memory's bound.
-MAX_CHILDREN = 100_000
+MAX_PROGRAMS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class Family:
     nobody can send another one's program away by calling it a child.
 
     Args:
-        max_children: the longest unused are forgotten.
+        max_programs: the longest unused are forgotten.
     """
 
-    def __init__(self, max_children: int = MAX_CHILDREN) -> None:
-        self._max_children = max_children
+    def __init__(self, max_programs: int = MAX_PROGRAMS) -> None:
+        self._max_programs = max_programs
         self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ class Family:
         if parent is not None and parent != program:
             key = self.of(parent, tenant)
         self._keys[tenant, program] = key
-        while len(self._keys) > self._max_children:
+        while len(self._keys) > self._max_programs:
             self._keys.popitem(last=False)
         return key
 

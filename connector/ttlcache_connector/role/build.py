@@ -29,8 +29,8 @@ from ttlcache_connector.role.requests import RequestEvents
 from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
-from ttlcache_connector.tiers.factory import TIERS
 from ttlcache_connector.tiers.guarded import GuardedTier
+from ttlcache_connector.tiers.registry import TIERS
 from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WorkerRole:
-    """Guards every call of a step; the tier's own, at start, may fail."""
+    """Guards every call of a step; those at start go to `tier`, and may raise."""
 
     def __init__(self, tier: WorkerTier, *, zeroes_blocks: bool) -> None:
         """

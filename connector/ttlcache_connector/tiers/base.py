@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 #: Programs that only we tell apart are numbered, in every engine from 0.
-_ENGINE = uuid.uuid4().hex
+_ENGINE_ID = uuid.uuid4().hex
 
 
 @dataclass
@@ -134,7 +134,7 @@ def turn_end(
 def program_name(program: Program) -> str:
     """The same for the same client's program on every engine; hides the tenant."""
     key = program.key
-    text = f"{_ENGINE}/{key}" if isinstance(key, int) else repr(key)
+    text = f"{_ENGINE_ID}/{key}" if isinstance(key, int) else repr(key)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -343,5 +343,5 @@ class LowerTier:
     def worker_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> WorkerTier:
-        """As `scheduler_half`."""
+        """As `scheduler_half`: it moves nothing where that half keeps nothing."""
         return WorkerTier()

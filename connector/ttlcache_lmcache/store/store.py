@@ -26,7 +26,7 @@ from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at what was not used for long.
-INTERVAL_S = 1.0
+SWEEP_INTERVAL_S = 1.0
 #: Seconds for which the time of a file's last use may be out of date.
 STAMP_S = 5.0
 
@@ -324,7 +324,7 @@ class TieredStore:
 
 
 class StoreThreads:
-    """A store's: for puts, for gets (loads wait for no stores), and one that sweeps."""
+    """Threads of a store: for puts, for gets (which wait for no puts), and to sweep."""
 
     def __init__(
         self, store: TieredStore, name: str, num_threads: int, logger: logging.Logger
@@ -352,7 +352,7 @@ class StoreThreads:
         self._store.close()
 
     def _sweep(self) -> None:
-        while not self._is_over.wait(INTERVAL_S):
+        while not self._is_over.wait(SWEEP_INTERVAL_S):
             try:
                 self._store.sweep()
             except Exception:

@@ -37,7 +37,7 @@ class LMCache(LowerTier):
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> SchedulerTier:
-        if kind := _foreign_layers(kv_cache_config):
+        if kind := _unstorable_kind(kv_cache_config):
             log.warning(
                 "ttlcache: no lower tier for this model, what pins lose is prefilled: "
                 "LMCache's lazy offload stores nothing of layers of the kind %s; "
@@ -53,14 +53,14 @@ class LMCache(LowerTier):
     def worker_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> WorkerTier:
-        if _foreign_layers(kv_cache_config):
+        if _unstorable_kind(kv_cache_config):
             return WorkerTier()
         from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
 
         return LMCacheWorkerTier(config, vllm_config, kv_cache_config)
 
 
-def _foreign_layers(kv_cache_config: Any) -> str:
+def _unstorable_kind(kv_cache_config: Any) -> str:
     """A kind of layers that LMCache's lazy offload cannot hold; empty: there is none.
 
     It knows a block by its hash and drops every request that has a block without one
