@@ -1,5 +1,7 @@
 """`adaptive` without one idea at a time: what each takes away, and nothing else."""
 
+from __future__ import annotations
+
 import inspect
 import math
 
@@ -18,7 +20,7 @@ from ttlcache.types import Pressure
 from ttlcache_sim.cell import engine_spec
 from ttlcache_sim.load.workload import WorkloadSpec, build
 
-ANY, FULL = Pressure(), Pressure(100, num_waiting=1, num_running=9)
+FULL = Pressure(100, num_waiting=1, num_running=9)
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +43,16 @@ def test_an_ablation_takes_away_one_method_or_attribute(name):
 @pytest.mark.parametrize(
     ("name", "gaps_s", "turn", "pressure", "full_s", "ablated_s"),
     [
-        ("charge-whole-ttl", [1, 1, 1, 10], turn_of(12), ANY, 10.0, 1.0),
+        ("charge-whole-ttl", [1, 1, 1, 10], turn_of(12), None, 10.0, 1.0),
         ("flat-price", [10, 20, 40, 80], turn_of(4), FULL, 80.0, 0.0),
-        ("no-client-estimate", [1, 2, 4, 8], turn_of(5, tool_eta_s=6.0), ANY, 0, 8.0),
-        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=1.5), ANY, 0.5, 0.5),
-        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=9.5), ANY, 1.5, 0.0),
-        ("no-history", [1.0] * 1000, turn_of(5), ANY, 1.0, math.log(5)),
+        ("no-client-estimate", [1, 2, 4, 8], turn_of(5, tool_eta_s=6.0), None, 0, 8.0),
+        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=1.5), None, 0.5, 0.5),
+        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=9.5), None, 1.5, 0.0),
+        ("no-history", [1.0] * 1000, turn_of(5), None, 1.0, math.log(5)),
     ],
 )
 def test_ttls_with_an_idea_and_without(name, gaps_s, turn, pressure, full_s, ablated_s):
-    view = view_of(history_of(gaps_s), pressure=pressure)
+    view = view_of(history_of(gaps_s), pressure)
     assert Adaptive().decide(turn, view).ttl_s == full_s
     assert decide(name, turn, view).ttl_s == pytest.approx(ablated_s)
 
@@ -64,10 +66,10 @@ def test_gaps_that_never_ended_do_not_count():
 
 
 def test_what_is_asked_of_the_reclaimer():
-    view = view_of(history_of([1.0] * 4), pressure=FULL)
+    view = view_of(history_of([1.0] * 4), FULL)
     assert decide("no-stall-wait", turn_of(5), view).stall_wait_s == 0.0
     assert decide("no-whole-victims", turn_of(5), view).min_keep_share == 0.0
-    free = view_of(history_of([1.0] * 4), pressure=Pressure(100))
+    free = view_of(history_of([1.0] * 4), Pressure(100))
     assert Adaptive().decide(turn_of(5), free).provisional
     assert not decide("no-repricing", turn_of(5), free).provisional
 
@@ -76,8 +78,7 @@ def test_a_tier_that_forgets_is_believed_to_keep_everything():
     costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
     for number in range(MIN_LOST):
         costs.observe_lost(100, is_found=number < 3)
-    view = view_of(history_of([1.0] * 4), pressure=FULL, tier="cpu")
-    view = view._replace(costs=costs)
+    view = view_of(history_of([1.0] * 4), FULL)._replace(costs=costs, tier="cpu")
     turn = turn_of(5)
     reload_s = 0.1 * turn.context_tokens
     assert Adaptive().decide(turn, view).stall_wait_s > 4 * reload_s
