@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorHandshakeMetadata,
         KVConnectorTransferResults,
         KVConnectorWorkerMetadata,
     )
@@ -130,13 +129,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             raise  # a wrong configuration stops the server at start
         except Exception:
             log.warning("ttlcache: no retention in this server", exc_info=True)
-
-    @_of_scheduler()
-    def set_xfer_handshake_metadata_pp_aware(
-        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
-    ) -> None:
-        lower = self._bound.parts.lower
-        lower.call(lower.tier.on_handshake, None, list(metadata.values()))
 
     def on_new_request(self, request: Request) -> None:
         if self.scheduler_role is None:
@@ -309,9 +301,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.worker_role.tier.register(kv_caches)
-
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self.worker_role.tier.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self

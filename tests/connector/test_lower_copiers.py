@@ -279,14 +279,10 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     copier.close()
 
 
-def test_on_a_device_memory_must_be_shared(tensors):
+def test_memory_must_be_shared(tensors):
     copier = ChunkCopier(*tensors, HINTS)
-    layout = MemoryLayoutDesc(shapes=[SHAPE], dtypes=[torch.bfloat16])
-    pickled = SimpleNamespace(layout_desc=layout)
-    copier.attach(pickled)  # new chunks for every store
-    copier._device = torch.device("cuda", 0)
     with pytest.raises(TransferError, match="shares no memory"):
-        copier.attach(pickled)
+        copier.attach(SimpleNamespace())
     copier.close()
 
 
@@ -363,18 +359,19 @@ def test_what_lmcaches_server_moves(tensors, register, mode):
     assert made.name_here == ""
     adapter._send_register_kv_caches_request(caches)
     assert adapter.registered_by_server == 1
-    assert (adapter.model_name, made.changed_name) == ("model", None)
+    assert adapter.model_name == "model"
     assert adapter._mp_transfer_mode == "lmcache_driven"
 
 
-def test_groups_that_only_lmcache_splits_change_the_name(tensors, register):
-    """The scheduler's half, which cannot know, is told the name that holds."""
+def test_groups_that_only_lmcache_splits_are_refused(tensors, register):
+    """The scheduler's half cannot know of them, and looks up under our name."""
     caches, config = tensors
     adapter = Adapter(groups=2)
     made = register(adapter, config)
     assert adapter.model_name == "model" + made.name_here != "model"
-    adapter._send_register_kv_caches_request(caches)
-    assert adapter.model_name == made.changed_name == "model"
+    with pytest.raises(TransferError, match="2 groups"):
+        adapter._send_register_kv_caches_request(caches)
+    assert adapter.registered_by_server == 0
 
 
 def test_what_an_old_server_prepared_is_given_up(tensors, register):
@@ -395,7 +392,8 @@ def test_what_an_old_server_prepared_is_given_up(tensors, register):
     for _ in range(2):
         stores.submit(store, ended.put)
     assert begun.wait(WAIT_S)
-    adapter._send_register_kv_caches_request(caches)
+    with pytest.raises(TransferError):
+        adapter._send_register_kv_caches_request(caches)
     go.set()
     assert [ended.get(timeout=WAIT_S) for _ in range(2)] == [False, False]
     assert wrote == []

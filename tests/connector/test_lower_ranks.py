@@ -1,4 +1,4 @@
-"""The halves of LMCache's tier: what ranks say at start, what its server is told."""
+"""The halves of LMCache's tier: what ends a start, what its server is told."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from tests.connector.conftest import HOLD_5S, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.base import TurnEnd
-from ttlcache_connector.tiers.lmcache import scheduler, tier, worker
+from ttlcache_connector.tiers.lmcache import tier, worker
 from ttlcache_connector.tiers.lmcache.client import RETRY_HINTS_S, HintSender
-from ttlcache_connector.tiers.lmcache.reports import StoreName
 from ttlcache_lmcache import hints
 
 
 @pytest.fixture
 def logged(monkeypatch, caplog):
-    for module in (scheduler, tier, worker):
+    for module in (tier, worker):
         monkeypatch.setattr(module, "log", logging.getLogger("tests.lower_ranks"))
     return caplog
 
@@ -65,31 +64,6 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
         half.register({})
     (record,) = logged.records
     assert record.exc_info[1] is raised
-
-
-def halves(ranks: int) -> scheduler.LMCacheSchedulerTier:
-    half = object.__new__(scheduler.LMCacheSchedulerTier)
-    half._adapter = SimpleNamespace(model_name="model##ours", is_healthy=True)
-    half._ranks, half._is_split = ranks, False
-    return half
-
-
-def test_all_ranks_may_name_their_blocks_anew(logged):
-    half = halves(2)
-    half.on_handshake([StoreName("model"), StoreName("model")])
-    assert half._adapter.model_name == "model"
-    assert half.is_up()
-    assert logged.records == []
-
-
-@pytest.mark.parametrize("names", [["model"], ["model", "other"]])
-def test_ranks_that_disagree_get_no_tier(logged, names):
-    """One fell back to LMCache's code: no lookup would ever find all ranks' chunks."""
-    half = halves(2)
-    half.on_handshake([*map(StoreName, names)])
-    assert not half.is_up()
-    (message,) = logged.messages
-    assert "the lower tier is not used" in message
 
 
 class Server:

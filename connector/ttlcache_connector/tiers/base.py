@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -200,9 +199,6 @@ class SchedulerTier:
     def bind(self, manager: KVCacheManager) -> None:
         """The KV cache manager exists, and its block pool."""
 
-    def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:
-        """What workers told at their start, ours and other connectors'."""
-
     def is_up(self) -> bool:
         """Whether the tier answers."""
         return False
@@ -277,14 +273,6 @@ class WorkerTier:
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """vLLM's KV tensors, by layer."""
-
-    def handshake(self) -> KVConnectorHandshakeMetadata | None:
-        """What the scheduler's half is to know before the first step.
-
-        None wherever it can be: vLLM's MultiConnector passes on the word of one
-        connector alone.
-        """
-        return None
 
     def before_step(self, metadata: TierMetadata) -> None:
         """Blocks may be overwritten from now on; `load` and `save` follow, once each.

@@ -20,6 +20,7 @@ from tests.e2e.tier_bytes.worker import (
     step_until,
 )
 from tests.waiting import becomes
+from ttlcache.errors import ConfigError
 from ttlcache_connector.blocks import expired
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
@@ -58,16 +59,13 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     assert engine.moved["tier_mover_bytes:reference"] == 3 * TURN_BYTES
 
 
-def test_a_server_without_shared_memory(tmp_path, make_worker):
+def test_a_server_without_shared_memory_ends_the_start(tmp_path, make_worker):
     options = TierOptions(cpu_gb=0.1, chunk_tokens=BLOCK, extra=("--shm-name", ""))
-    with TierServer(options, tmp_path / "lmcache.log") as server:
-        engine = make_worker(tiers=server)
-        context = goes_below(engine, "p", 152)
-        empty_gpu(engine)
-        engine.turn("again", [*context, 5], hints=hints("p", last=True))
-        assert promoted(engine) == TURN_BYTES
-        assert engine.moved["tier_mover_bytes:reference"] == 2 * TURN_BYTES
-        engine.close()
+    with (
+        TierServer(options, tmp_path / "lmcache.log") as server,
+        pytest.raises(ConfigError, match=r"shares no memory.*lmcache_driven"),
+    ):
+        make_worker(tiers=server)
 
 
 def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):

@@ -41,9 +41,6 @@ class Worker(EngineHarness):
             self.config, KVConnectorRole.WORKER, build_kv_cache_config(spec)
         )
         self.worker.register_kv_caches({"layer.0": view})
-        # As vLLM's engine core does it before the first step.
-        if told := self.worker.get_handshake_metadata():
-            self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
         self.on_step = self.check
         self.moved: dict[str, int] = {}
         self.closed = False

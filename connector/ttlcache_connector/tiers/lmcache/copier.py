@@ -42,10 +42,8 @@ class ChunkCopier(BlockCopier):
             raise TransferError(
                 f"blocks of {ours} bytes, for which LMCache has {theirs}"
             )
-        self._device = next(iter(kv_caches.values())).device
-        super().__init__(group, make_lanes(self._device))
+        super().__init__(group, make_lanes(next(iter(kv_caches.values())).device))
         self._memory: int | None = None
-        self._shape, self._dtype = torch.Size(), torch.uint8
 
     def attach(self, context: EngineDrivenContext) -> None:
         """A server answered, this is its memory; again after every restart.
@@ -53,28 +51,21 @@ class ChunkCopier(BlockCopier):
         Raises:
             TransferError: the device cannot reach it.
         """
-        (self._shape,) = context.layout_desc.shapes
-        (self._dtype,) = context.layout_desc.dtypes
-        if isinstance(context, EngineDrivenContextShm):
-            address, num_bytes, is_pinned = internals.shared_memory(context)
-            self._lanes.add_host(address, num_bytes, is_pinned=is_pinned)
-            self._memory = address
-        elif self._device.type != "cpu":
+        if not isinstance(context, EngineDrivenContextShm):
             raise TransferError(
                 "LMCache's server shares no memory with this worker: it needs "
                 "--shm-name, --no-l1-use-lazy, room in the same /dev/shm and the same "
                 "user; ttlcache serve-tiers sets the flags"
             )
+        address, num_bytes, is_pinned = internals.shared_memory(context)
+        self._lanes.add_host(address, num_bytes, is_pinned=is_pinned)
+        self._memory = address
 
     def detach(self) -> None:
         """That memory goes away; `attach` follows, or the end."""
         if self._memory is not None:
             self._lanes.forget_host(self._memory)
             self._memory = None
-
-    def new_chunks(self, count: int) -> list[torch.Tensor]:
-        """For a server that shares no memory."""
-        return [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
 
 
 def _block_bytes(kv_caches: dict[str, torch.Tensor], layout_hints: Any) -> int:

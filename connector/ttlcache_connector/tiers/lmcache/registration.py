@@ -1,13 +1,14 @@
-"""Makes vLLM's KV tensors known to an LMCache server, and says who moves their bytes.
+"""Makes vLLM's KV tensors known to an LMCache server, and decides who moves bytes.
 
-Two movers: our transfer path in this worker, and LMCache's server, which maps the
-worker's memory. The first stores blocks in vLLM's order of bytes, under a name of its
-own where that is not LMCache's order.
+Our transfer path in this worker moves them where there is one KV cache group; it stores
+blocks in vLLM's order of bytes, under a name of its own where that is not LMCache's
+order. Elsewhere, and where `lmcache.mp.mp_transfer_mode` says so, LMCache's server maps
+the worker's memory. A server that stands still and goes on later may then write into
+blocks that are another request's by that time; our path gives such copies up.
 """
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -36,13 +37,23 @@ def own_name(vllm_config: Any, kv_cache_config: Any) -> str:
     """What our transfer path adds to the name under which LMCache keeps blocks.
 
     Scheduler and workers compute it each for themselves. Empty where our path has
-    LMCache's order of bytes, and where it is known beforehand not to serve.
+    LMCache's order of bytes, and where it moves none.
+    """
+    is_ours = is_by_worker(vllm_config, kv_cache_config)
+    return namespace(kv_cache_config) if is_ours else ""
+
+
+def is_by_worker(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether our transfer path is to move this model's KV.
+
+    The configuration decides, or LMCache's environment variable.
     """
     groups = kv_cache_config.kv_cache_groups
-    is_one = sum(getattr(group, "enable_kv_transfer", True) for group in groups) == 1
+    if sum(getattr(group, "enable_kv_transfer", True) for group in groups) != 1:
+        return False
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    by_server = _is_by_server(extra.get(PREFIX + "mp_transfer_mode"))
-    return namespace(kv_cache_config) if is_one and not by_server else ""
+    mode = _resolve_mode(extra.get(PREFIX + "mp_transfer_mode"))
+    return bool(mode is not MPTransferMode.LMCACHE_DRIVEN)
 
 
 class Registration:
@@ -61,15 +72,12 @@ class Registration:
         self._metrics = metrics
         self._config = kv_cache_config
         self._may_sleep = vllm_config.model_config.enable_sleep_mode
-        self._plain_name = adapter.model_name
+        self._is_by_worker = is_by_worker(vllm_config, kv_cache_config)
         adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._copier: ChunkCopier | None = None
-        self._is_decided = False
         self._register_at_server = internals.replace_registration(
             adapter, self._register
         )
-        self.changed_name: str | None = None
-        """The name that holds instead of the one computed, for the scheduler's half."""
 
     def close(self) -> None:
         """After the last move."""
@@ -78,65 +86,37 @@ class Registration:
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """At start, and on LMCache's heartbeat thread after a server came back."""
+        if not self._is_by_worker:
+            self._by_server(kv_caches)
+            return
         device = next(iter(kv_caches.values())).device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
         # Slots of an old server must not be filled and committed to a new one.
         self._threads.retain(())
-        old = self._adapter.transfer_ctx
-        if isinstance(old, ThreadedTransfer):
-            if self._copier is not None:
-                self._copier.detach()
-            old.close()  # or a dead server's memory would stay mapped
-        is_first = not self._is_decided
-        if is_first:
-            self._copier = self._choose(kv_caches)
-            self._is_decided = True
-        if self._copier is not None:
-            try:
-                self._by_worker(kv_caches, self._copier)
-            except TransferError as error:
-                if not is_first:
-                    raise
-                self._copier.close()
-                self._copier = None
-                self._leave_to_server(str(error))
-            else:
-                return
-        self._by_server(kv_caches)
+        if self._copier is None:
+            self._copier = self._make_copier(kv_caches)
+        else:
+            self._copier.detach()
+        if self._adapter.transfer_ctx is not None:
+            self._adapter.transfer_ctx.close()  # or its memory would stay mapped
+        self._by_worker(kv_caches, self._copier)
 
-    def _choose(self, kv_caches: dict[str, torch.Tensor]) -> ChunkCopier | None:
-        """Our path if it serves; None: LMCache's server moves the bytes."""
+    def _make_copier(self, kv_caches: dict[str, torch.Tensor]) -> ChunkCopier:
+        """
+        Raises:
+            TransferError: our path does not serve these tensors.
+        """
         adapter = self._adapter
         if len(adapter.engine_group_infos) > 1:
-            reason = f"{len(adapter.engine_group_infos)} KV cache groups"
-        elif _is_by_server(internals.transfer_mode(adapter)):
-            reason = "mp_transfer_mode is lmcache_driven"
-        else:
-            try:
-                hints = internals.layout_hints(adapter)
-                copier = ChunkCopier(kv_caches, self._config, hints)
-            except TransferError as error:
-                reason = str(error)
-            except Exception as error:
-                log.warning("ttlcache: no transfer path of ours", exc_info=True)
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                log.info(
-                    "ttlcache: KV moves to and from LMCache by ttlcache's %s engine",
-                    copier.name,
-                )
-                return copier
-        self._leave_to_server(reason)
-        return None
-
-    def _leave_to_server(self, reason: str) -> None:
-        adapter = self._adapter
-        if adapter.model_name != self._plain_name:
-            adapter.model_name = self.changed_name = self._plain_name
+            raise TransferError(f"LMCache has {len(adapter.engine_group_infos)} groups")
+        hints = internals.layout_hints(adapter)
+        copier = ChunkCopier(kv_caches, self._config, hints)
         log.info(
-            "ttlcache: KV moves to and from LMCache by LMCache's server (%s)", reason
+            "ttlcache: KV moves to and from LMCache by ttlcache's %s engine",
+            copier.name,
         )
+        return copier
 
     def _by_worker(
         self, kv_caches: dict[str, torch.Tensor], copier: ChunkCopier
@@ -161,31 +141,18 @@ class Registration:
                 engine_group_infos=adapter.engine_group_infos,
             )
         except TransferError:
-            self._leave(context)
+            context.close()
             raise
         adapter.kv_caches = kv_caches
         adapter.transfer_ctx = context
-
-    def _leave(self, context: ThreadedTransfer) -> None:
-        """The server knows this worker by now, but not by this mover."""
-        left = context.unregister()
-        if left is not None:
-            with contextlib.suppress(TimeoutError):
-                left.result(timeout=REGISTER_TIMEOUT_S)
-        context.close()
 
     def _by_server(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._may_sleep:
             # It would go on with memory that vLLM gives back in a sleep.
             raise ConfigError(
                 "lower_tier 'lmcache': LMCache's server maps this model's KV cache "
-                "(the log says why), which does not go with --enable-sleep-mode"
+                "(it has several groups), which does not go with --enable-sleep-mode"
             )
         internals.register_at_server(
             self._adapter, self._register_at_server, kv_caches, REGISTER_TIMEOUT_S
         )
-
-
-def _is_by_server(mode: Any) -> bool:
-    """Whether the configuration (or LMCache's environment variable) says so."""
-    return bool(_resolve_mode(mode) is MPTransferMode.LMCACHE_DRIVEN)

@@ -1,4 +1,4 @@
-"""What a worker tells: at its start a name, of a step stores and times of loads."""
+"""What a worker reports of a step: stores that ended, and times of loads."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorWorkerMetadata,
-)
-
-
-@dataclass
-class StoreName(KVConnectorHandshakeMetadata):
-    """LMCache's model name under which a rank stores, where only the rank knows it."""
-
-    name: str
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 
 @dataclass

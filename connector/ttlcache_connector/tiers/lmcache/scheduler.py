@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,10 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPConnectorMetadata,
     LMCacheMPWorkerMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorRole,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
-from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import (
     Loaded,
     Match,
@@ -32,7 +27,7 @@ from ttlcache_connector.tiers.lmcache.client import HintSender, connect
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.registration import own_name
-from ttlcache_connector.tiers.lmcache.reports import StoreName, load_times
+from ttlcache_connector.tiers.lmcache.reports import load_times
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
 from ttlcache_lmcache.internals import DeferredStores
@@ -43,8 +38,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +62,6 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._deferred = DeferredStores(self._inner)
         self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
-        parallel = vllm_config.parallel_config
-        self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self._queue = StoreQueue(config.demote, self.chunk_tokens)
         self._orphans = OrphanedLookups(self._adapter)
         self._salts = SaltGenerations(self._inner, self._orphans)
@@ -80,34 +71,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._events = TierEvents()
         self._hints = HintSender(self._adapter, self._now_s)
         self.stores = self
-        self._is_split = False
 
     def bind(self, manager: KVCacheManager) -> None:
         self._pool = manager.block_pool
         self._inner.bind_gpu_block_pool(self._pool)
         self._deferred.use(self._queue)
 
-    def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:
-        names = [rank.name for rank in ranks if isinstance(rank, StoreName)]
-        if not names:
-            return
-        if len(names) < self._ranks or len(set(names)) != 1:
-            # Each rank says by itself whether our path serves it. A hit needs the
-            # chunks of all ranks under one name: there would never be one.
-            log.error(
-                "ttlcache: %d of %d ranks move KV by LMCache's own code, the others by "
-                "ours, in another order of bytes; the lower tier is not used (the "
-                "ranks' logs say why)",
-                len(names),
-                self._ranks,
-            )
-            self._is_split = True
-            return
-        (self._adapter.model_name,) = set(names)
-
     def is_up(self) -> bool:
-        is_refused = self._is_split or self.is_off
-        return bool(self._adapter.is_healthy) and not is_refused
+        return bool(self._adapter.is_healthy) and not self.is_off
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         if not has_pin and not self._is_foreign(request):

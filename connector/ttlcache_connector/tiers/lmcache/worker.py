@@ -14,13 +14,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, TransferError
 from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
-from ttlcache_connector.tiers.lmcache.client import connect
+from ttlcache_connector.tiers.lmcache.client import PREFIX, connect
 from ttlcache_connector.tiers.lmcache.registration import Registration
-from ttlcache_connector.tiers.lmcache.reports import StoreName, WorkerReport
+from ttlcache_connector.tiers.lmcache.reports import WorkerReport
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 from ttlcache_lmcache import internals
 
@@ -63,16 +63,18 @@ class LMCacheWorkerTier(WorkerTier):
             ) from None
         except ConfigError:
             raise  # it says what is wrong
+        except TransferError as error:
+            raise ConfigError(
+                f"lower_tier 'lmcache': ttlcache cannot copy this KV cache ({error}); "
+                f'set "{PREFIX}mp_transfer_mode" to "lmcache_driven" and LMCache\'s '
+                "server copies it"
+            ) from error
         except (RuntimeError, ValueError) as error:
             # Anything may be behind it, also a device that failed.
             log.exception("ttlcache: this worker could not register at LMCache")
             raise ConfigError(
                 f"lower_tier 'lmcache': LMCache refuses this model: {error}"
             ) from error
-
-    def handshake(self) -> StoreName | None:
-        name = self._registration.changed_name
-        return None if name is None else StoreName(name)
 
     def before_step(self, metadata: TierMetadata) -> None:
         if metadata.inner is not None:

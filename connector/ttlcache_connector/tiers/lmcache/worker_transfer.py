@@ -146,14 +146,13 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # write TTL: its protocol knows a commit, which shows the bytes to readers
         # whatever they are, and no way back. Eviction takes them after that.
         slots = context.prepare_store(key, self._instance_id)
-        self._wait_for(event)
         if slots is None:
-            chunks = self._copier.new_chunks(len(blocks) // per_chunk)
-        else:
-            chunks, indices = slots
-            if not indices:
-                return True  # all of it is stored already, or there is no room for it
-            blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
+            return False
+        chunks, indices = slots
+        if not indices:
+            return True  # all of it is stored already, or there is no room for it
+        blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
+        self._wait_for(event)
         with move.copying():
             self._copier.copy(
                 Direction.STORE, blocks, per_chunk, chunks, move.is_wanted
