@@ -64,7 +64,7 @@ def test_commands_that_start_tiers(command):
 def test_commands_that_ask_the_doctor(command):
     pytest.importorskip("lmcache", reason="LMCache is an extra")
     printed = output_of(app, *command.words[1:])
-    for plugin in ("server module", "L2 adapter", "storage plugin"):
+    for plugin in ("server module", "L2 adapter"):
         assert plugin in printed
 
 

@@ -2,9 +2,8 @@
 
 - `ttlcache_lmcache.server_module`: for `lmcache server --server-module`;
 - `ttlcache_lmcache.l2_adapter`: for `lmcache server --l2-adapter`;
-- `ttlcache_lmcache.storage_plugin`: for the in-process mode's `storage_plugins`;
 - `ttlcache_lmcache.client`: how a program next to the engine tells the server more.
 
-Only `adapters`, `compat`, `client`, `server_module`, `l2_adapter` and `storage_plugin`
-import lmcache; none imports vllm. See docs/lmcache.md.
+Only `adapters`, `compat`, `client`, `server_module` and `l2_adapter` import lmcache;
+none imports vllm. See docs/lmcache.md.
 """

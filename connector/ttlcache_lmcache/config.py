@@ -1,4 +1,4 @@
-"""Settings of the three plugins: frozen, checked at start, unknown keys refused."""
+"""Settings of the plugins: frozen, checked at start, unknown keys refused."""
 
 from __future__ import annotations
 
@@ -47,14 +47,11 @@ class ServerModuleConfig(PluginConfig):
     )
 
 
-class TierConfig(PluginConfig):
-    """Memory and disk: the L2 adapter's parameters, the storage plugin's keys."""
+class DiskConfig(PluginConfig):
+    """The L2 adapter's parameters."""
 
     path: str = Field(min_length=1, description="Folder of the disk tier.")
-    disk_bytes: int = Field(ge=0, description="Most bytes of files; 0: no disk tier.")
-    memory_bytes: int = Field(
-        default=0, ge=0, description="Most bytes held in memory; 0: no memory tier."
-    )
+    disk_bytes: int = Field(gt=0, description="Most bytes of files.")
     disk_ttl_s: float = Field(
         default=86_400.0,
         gt=0.0,
@@ -76,12 +73,6 @@ def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings
             missing key.
     """
     try:
-        config = kind.model_validate(dict(raw))
+        return kind.model_validate(dict(raw))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(kind, error)}") from None
-    if isinstance(config, TierConfig) and not (config.disk_bytes + config.memory_bytes):
-        raise ConfigError(
-            f"{where}: keys 'disk_bytes' and 'memory_bytes' have value 0, "
-            "expected: bytes for at least one of them"
-        )
-    return config

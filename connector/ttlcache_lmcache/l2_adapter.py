@@ -1,4 +1,4 @@
-"""A tier over memory and disk behind LMCache's L1.
+"""A disk tier behind LMCache's L1.
 
     lmcache server … --l2-adapter '{"type": "plugin",
         "module_path": "ttlcache_lmcache.l2_adapter", "class_name": "TTLL2Adapter",
@@ -28,8 +28,8 @@ from ttlcache.clock import Clock, default_clock
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.l2_objects import L2Notifications, encode_key
-from ttlcache_lmcache.config import L2_ADAPTER, TierConfig, load
-from ttlcache_lmcache.store.store import FAULTS, StoreThreads, TieredStore
+from ttlcache_lmcache.config import L2_ADAPTER, DiskConfig, load
+from ttlcache_lmcache.store.store import FAULTS, DiskStore, StoreThreads
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
@@ -38,7 +38,7 @@ MAX_WAIT_S = 60.0
 
 
 class TTLL2Adapter(L2AdapterInterface):
-    """LMCache's side of `TieredStore`.
+    """LMCache's side of `DiskStore`.
 
     Raises:
         ConfigError: wrong parameters, or a folder that cannot be used.
@@ -51,10 +51,9 @@ class TTLL2Adapter(L2AdapterInterface):
         l1_memory_desc: L1MemoryDesc | None = None,
         clock: Clock | None = None,
     ) -> None:
-        config = load(TierConfig, params, L2_ADAPTER)
+        config = load(DiskConfig, params, L2_ADAPTER)
         compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
-        # Copies in memory of what is on disk count once.
-        super().__init__(max_capacity_bytes=config.disk_bytes or config.memory_bytes)
+        super().__init__(max_capacity_bytes=config.disk_bytes)
         self._logger = compat.logger(__name__)
         self._store_event = create_event_notifier()
         self._lookup_event = create_event_notifier()
@@ -65,7 +64,7 @@ class TTLL2Adapter(L2AdapterInterface):
         self._looked_up: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
         self._clock = clock if clock is not None else default_clock()
-        self._store = TieredStore(
+        self._store = DiskStore(
             config,
             self._clock,
             lambda gone: self._notifications.removed(gone),
@@ -82,10 +81,9 @@ class TTLL2Adapter(L2AdapterInterface):
         )
         otel.export_faults(config.path, self._faults)
         self._logger.info(
-            "ttlcache L2 tier at %s: %d bytes on disk, %d in memory, %d objects found",
+            "ttlcache L2 tier at %s: %d bytes on disk, %d objects found",
             config.path,
             config.disk_bytes,
-            config.memory_bytes,
             len(found),
         )
 

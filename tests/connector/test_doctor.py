@@ -196,7 +196,7 @@ def test_the_exit_status_is_the_verdict():
     assert "did you mean" in failed.output
 
 
-PLUGINS = ("server module", "L2 adapter", "storage plugin")
+PLUGINS = ("server module", "L2 adapter")
 
 
 def test_lmcaches_plugins_load_here(monkeypatch):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ttlcache_lmcache import hints
-from ttlcache_lmcache.config import PluginConfig, ServerModuleConfig, TierConfig, load
+from ttlcache_lmcache.config import DiskConfig, PluginConfig, ServerModuleConfig, load
 
 TEXT = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text()
 
@@ -25,7 +24,7 @@ def table(heading: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("## Server module", ServerModuleConfig), ("## L2 adapter", TierConfig)],
+    [("## Server module", ServerModuleConfig), ("## L2 adapter", DiskConfig)],
 )
 def test_the_tables_are_the_configuration(
     heading: str, kind: type[PluginConfig]
@@ -48,10 +47,6 @@ def test_every_printed_flag_is_valid(tmp_path: Path) -> None:
     assert spec["module_path"] == "ttlcache_lmcache.server_module"
     load(ServerModuleConfig, spec["config"], "docs")
     (adapter,) = re.findall(r"--l2-adapter '(.*?)'", TEXT)
-    load(TierConfig, json.loads(adapter)["adapter_params"], "docs")
-    pairs = re.findall(r"storage_plugin\.ttlcache\.(\w+): (\S+)", TEXT)
-    own = {k: v for k, v in pairs if k not in ("module_path", "class_name")}
-    values: dict[str, Any] = {k: int(v) if v.isdigit() else v for k, v in own.items()}
-    load(TierConfig, values, "docs")
+    load(DiskConfig, json.loads(adapter)["adapter_params"], "docs")
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     assert hints.decode(example.encode())[0].ttl_s == 12.5

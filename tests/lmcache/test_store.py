@@ -1,4 +1,4 @@
-"""The tier over memory and disk: every get is what was put, or a miss."""
+"""The disk tier: every get is what was put, or a miss."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from bench.stress.lmcache_store import SIZE, Hammer, content, get, survive_kills
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
-from ttlcache_lmcache.config import TierConfig
+from ttlcache_lmcache.config import DiskConfig
 from ttlcache_lmcache.store import object_file
-from ttlcache_lmcache.store.store import TieredStore
+from ttlcache_lmcache.store.store import DiskStore
 
 
-def make(path, clock=None, **settings: Any) -> TieredStore:
+def make(path, clock=None, **settings: Any) -> DiskStore:
     values = {"path": str(path), "disk_bytes": 1 << 20, **settings}
-    return TieredStore(TierConfig(**values), clock or VirtualClock())
+    return DiskStore(DiskConfig(**values), clock or VirtualClock())
 
 
 def full_disk(*_: object) -> None:
@@ -34,7 +34,7 @@ def file_of(store_path: Path) -> Path:
 
 def test_what_was_put_comes_back_also_after_a_restart(tmp_path):
     store = make(tmp_path)
-    assert store.put(b"a", content(b"a"), meta=b"shape")
+    assert store.put(b"a", content(b"a"))
     assert get(store, b"b") is None
     assert get(store, b"a", SIZE + 1) is None
     with pytest.raises(ConfigError, match="no other process"):
@@ -42,8 +42,7 @@ def test_what_was_put_comes_back_also_after_a_restart(tmp_path):
     store.close()
     again = make(tmp_path)
     assert get(again, b"a") == content(b"a")
-    assert [h.meta for h in again.headers()] == [b"shape"]
-    assert again.disk_bytes == store.disk_bytes > SIZE
+    assert again.used_bytes == store.used_bytes > SIZE
     # But no file that grew meanwhile.
     path = file_of(tmp_path)
     path.write_bytes(path.read_bytes() + b"x")
@@ -52,46 +51,38 @@ def test_what_was_put_comes_back_also_after_a_restart(tmp_path):
     assert make(tmp_path).headers() == []
 
 
-def test_a_restart_keeps_what_was_used_in_memory(tmp_path, monkeypatch):
+def test_a_use_keeps_a_file_over_a_restart(tmp_path, monkeypatch):
     clock, stamped, real = VirtualClock(1000.0), [], os.utime
-    settings = {"memory_bytes": 10 * SIZE, "disk_ttl_s": 100.0}
 
     def utime(path: Path) -> None:
         stamped.append(clock.now_s())
         real(path)
 
-    store = make(tmp_path, clock, **settings)
+    store = make(tmp_path, clock, disk_ttl_s=100.0)
     store.put(b"a", content(b"a"))
     os.utime(file_of(tmp_path), (0.0, 0.0))  # long ago
     monkeypatch.setattr(os, "utime", utime)
     for _ in range(40):
         assert get(store, b"a") == content(b"a")
         clock.advance(0.25)
-    assert store.counts["memory_hits"] == 40
     assert stamped == [1005.0]  # not at every hit
     store.close()
-    assert make(tmp_path, clock, **settings).find(b"a") is not None
+    assert make(tmp_path, clock, disk_ttl_s=100.0).find(b"a") is not None
 
 
-@pytest.mark.parametrize("disk_bytes", [1 << 20, 0])
-def test_memory_holds_the_last_used_and_nothing_for_ever(tmp_path, disk_bytes):
-    clock, has_disk = VirtualClock(), disk_bytes > 0
-    limits = {"memory_bytes": SIZE, "disk_bytes": disk_bytes, "disk_ttl_s": 100.0}
-    store = make(tmp_path, clock, **limits)
+def test_what_nobody_uses_is_removed(tmp_path):
+    clock = VirtualClock()
+    store = make(tmp_path, clock, disk_ttl_s=100.0)
     for key in (b"a", b"b"):
         assert store.put(key, content(key))
-        assert store.memory_bytes == SIZE
-    assert get(store, b"b") == content(b"b")
-    # Without a disk it is lost, with one it comes up again, and lives on.
     clock.advance(99.0)
-    assert get(store, b"a") == (content(b"a") if has_disk else None)
+    assert get(store, b"a") == content(b"a")
     clock.advance(1.0)
     store.sweep()
-    left = {header.key for header in store.headers()}
-    assert left == ({b"a"} if has_disk else set())
+    assert {header.key for header in store.headers()} == {b"a"}
     clock.advance(99.0)
     store.sweep()
-    assert (store.memory_bytes, store.disk_bytes, store.headers()) == (0, 0, [])
+    assert (store.used_bytes, store.headers()) == (0, [])
     assert not list(tmp_path.glob("??/*"))
 
 
@@ -128,7 +119,7 @@ def test_a_fault_is_a_miss_and_it_may_be_put_again(tmp_path, monkeypatch, fault)
         file_of(tmp_path).unlink()
     assert get(store, b"key") is None
     assert store.find(b"key") is None
-    assert store.disk_bytes == 0
+    assert store.used_bytes == 0
     assert not list(tmp_path.glob("??/*"))
     assert store.put(b"key", content(b"key"))
     assert get(store, b"key") == content(b"key")
@@ -225,20 +216,6 @@ def test_only_its_owner_reads_what_is_on_disk(tmp_path, umask, holds_more):
         os.umask(before)
 
 
-def test_what_a_full_disk_does_not_take_stays_in_memory(tmp_path, monkeypatch):
-    store = make(tmp_path, memory_bytes=SIZE)
-    with monkeypatch.context() as patched:
-        patched.setattr(object_file, "write", full_disk)
-        assert store.put(b"a", content(b"a"))
-    assert store.lock([b"a"]) == [True]
-    assert store.put(b"b", content(b"b"))  # not in its place: it is promised
-    assert get(store, b"a") == content(b"a")
-    store.unlock([b"a"])
-    assert get(store, b"b") == content(b"b")
-    assert store.find(b"a") is None
-    assert store.memory_bytes == SIZE
-
-
 def test_eight_threads(tmp_path):
     """A short form; `bench lmcache-store` runs a million."""
     hammer = Hammer(tmp_path)
@@ -246,7 +223,7 @@ def test_eight_threads(tmp_path):
     assert hammer.problems == []
     assert hammer.hits > 100
     on_disk = sum(p.stat().st_size for p in tmp_path.glob("??/*"))
-    assert on_disk == hammer.store.disk_bytes
+    assert on_disk == hammer.store.used_bytes
     assert hammer.store.status()["locked"] == 0
 
 

@@ -40,7 +40,6 @@ _PLUGINS = "plugins"
 _LMCACHE_PLUGINS = {
     "server module": "ttlcache_lmcache.server_module",
     "L2 adapter": "ttlcache_lmcache.l2_adapter",
-    "storage plugin": "ttlcache_lmcache.storage_plugin",
 }
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 

@@ -58,7 +58,7 @@ def lock_folder(folder: Path) -> int:
         os.close(fd)
         raise ConfigError(
             f"key 'path' has value {str(folder)!r}, expected: a folder that no other "
-            "process uses; give every server and every worker its own"
+            "process uses; give every server its own"
         ) from None
     return fd
 

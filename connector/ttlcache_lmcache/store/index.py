@@ -1,4 +1,4 @@
-"""Which objects there are and where, with the bytes of each place."""
+"""Which objects there are, and the bytes of their files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ttlcache_lmcache.store.object_file import Header
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One object. Visible once it is in memory or on disk.
+    """One object. Visible once it is on disk.
 
     locks: lookups that promised it to a load.
-    busy: copies under way; none of its places may be given up meanwhile.
+    busy: copies under way; its file may not be given up meanwhile.
     is_doomed: deleted while it was copied; goes when that is over. Until then its
         key, and so its file's name, is nobody else's.
     is_dead: dropped.
@@ -27,7 +27,6 @@ class Entry:
 
     header: Header
     used_s: float
-    data: bytes | None = None
     is_on_disk: bool = False
     locks: int = 0
     busy: int = 0
@@ -37,78 +36,58 @@ class Entry:
 
     @property
     def is_there(self) -> bool:
-        return not self.is_doomed and (self.data is not None or self.is_on_disk)
+        return not self.is_doomed and self.is_on_disk
 
     @property
     def is_movable(self) -> bool:
         return not (self.locks or self.busy)
 
 
-class Place:
-    """The objects in memory, or on disk, by last use.
+class Index:
+    """Every object by key, and those on disk by last use. The caller locks.
 
-    used_bytes: at most `max_bytes`; counted before they are taken, by whoever reserves
-        them.
+    used_bytes: of files, at most `max_bytes`; counted before they are taken, by whoever
+        reserves them.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self.entries: dict[bytes, Entry] = {}
+        self.on_disk: OrderedDict[bytes, Entry] = OrderedDict()
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self.entries: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def path(self, entry: Entry) -> Path:
+        return object_file.path_of(self._folder, entry.header.key)
 
     def oldest(self) -> Entry | None:
         """The longest unused one that may be moved."""
-        return next((each for each in self.entries.values() if each.is_movable), None)
+        return next((each for each in self.on_disk.values() if each.is_movable), None)
 
     def older(self, used_before_s: float) -> list[Entry]:
         """Objects to give up for age."""
         found = []
-        for entry in self.entries.values():
+        for entry in self.on_disk.values():
             if entry.used_s > used_before_s:
                 break
             if entry.is_movable:
                 found.append(entry)
         return found
 
-
-class Index:
-    """Every object by key, and those of each place. The caller locks."""
-
-    def __init__(self, folder: Path, memory_bytes: int, disk_bytes: int) -> None:
-        self._folder = folder
-        self.entries: dict[bytes, Entry] = {}
-        self.memory, self.disk = Place(memory_bytes), Place(disk_bytes)
-
-    def path(self, entry: Entry) -> Path:
-        return object_file.path_of(self._folder, entry.header.key)
-
     def use(self, entry: Entry, now_s: float) -> None:
         entry.used_s = now_s
-        key = entry.header.key
-        if entry.data is not None:
-            self.memory.entries.move_to_end(key)
         if entry.is_on_disk:
-            self.disk.entries.move_to_end(key)
-
-    def forget_memory(self, entry: Entry) -> None:
-        if entry.data is not None:
-            entry.data = None
-            self.memory.used_bytes -= entry.header.size
-            self.memory.entries.pop(entry.header.key, None)
-
-    def forget_disk(self, entry: Entry) -> None:
-        if entry.is_on_disk:
-            entry.is_on_disk = False
-            self.disk.used_bytes -= entry.header.file_bytes
-            self.disk.entries.pop(entry.header.key, None)
-            # Under the lock: a new object of the same name is not written meanwhile.
-            with contextlib.suppress(OSError):
-                self.path(entry).unlink()
+            self.on_disk.move_to_end(entry.header.key)
 
     def drop(self, entry: Entry) -> Entry:
         entry.is_dead = True
-        self.forget_memory(entry)
-        self.forget_disk(entry)
+        if entry.is_on_disk:
+            entry.is_on_disk = False
+            self.used_bytes -= entry.header.file_bytes
+            self.on_disk.pop(entry.header.key, None)
+            # Under the lock: a new object of the same name is not written meanwhile.
+            with contextlib.suppress(OSError):
+                self.path(entry).unlink()
         if self.entries.get(entry.header.key) is entry:
             del self.entries[entry.header.key]
         return entry
@@ -122,7 +101,7 @@ class Index:
                 continue
             entry = Entry(each.header, now_s - each.age_s, is_on_disk=True)
             self.entries[each.header.key] = entry
-            self.disk.entries[each.header.key] = entry
-            self.disk.used_bytes += each.header.file_bytes
-        while self.disk.used_bytes > self.disk.max_bytes:
-            self.drop(next(iter(self.disk.entries.values())))
+            self.on_disk[each.header.key] = entry
+            self.used_bytes += each.header.file_bytes
+        while self.used_bytes > self.max_bytes:
+            self.drop(next(iter(self.on_disk.values())))

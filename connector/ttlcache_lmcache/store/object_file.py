@@ -1,6 +1,6 @@
 """One object, one file: what is in it, and how it is written and read.
 
-    payload | key | meta | magic, lengths, digest | checksum of all but the payload
+    payload | key | magic, lengths, digest | checksum of all but the payload
 
 The payload is first: pages are copied faster where their bounds are the
 buffer's. A file says what it is: an index lost in a crash is read again. A file
@@ -28,7 +28,7 @@ from pathlib import Path
 import xxhash
 
 #: The last byte is the format's version.
-MAGIC = b"TTLKV\x00\x00\x03"
+MAGIC = b"TTLKV\x00\x00\x04"
 SUFFIX = ".kv"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -37,11 +37,11 @@ FILE_MODE = 0o600
 PIECE_BYTES = 1 << 20
 _TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
-_FIELDS = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
+_FIELDS = struct.Struct(f"<8sIQ{_DIGEST_BYTES}s")
 _CHECK = struct.Struct("<I")
 _TAIL_BYTES = _FIELDS.size + _CHECK.size
-#: Keys and meta are short; anything longer is none of ours.
-_MAX_TEXT = 1 << 16
+#: Keys are short; anything longer is none of ours.
+_MAX_KEY = 1 << 16
 _numbers = itertools.count()
 
 
@@ -54,20 +54,18 @@ class Header:
     """What a file says about its object; `size` is the payload's bytes."""
 
     key: bytes
-    meta: bytes
     size: int
     digest: bytes
 
     @property
     def file_bytes(self) -> int:
-        return self.size + len(self.key) + len(self.meta) + _TAIL_BYTES
+        return self.size + len(self.key) + _TAIL_BYTES
 
     def encode(self) -> bytes:
         """What follows the payload."""
-        text = self.key + self.meta
-        lengths = len(self.key), len(self.meta), self.size
-        fields = _FIELDS.pack(MAGIC, *lengths, self.digest)
-        return text + fields + _CHECK.pack(zlib.crc32(text + fields))
+        fields = _FIELDS.pack(MAGIC, len(self.key), self.size, self.digest)
+        text = self.key + fields
+        return text + _CHECK.pack(zlib.crc32(text))
 
 
 def digest_of(data: memoryview | bytes) -> bytes:
@@ -127,7 +125,7 @@ def read_header(path: Path) -> Header:
     """
     with path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
-        file.seek(max(0, length - _TAIL_BYTES - _MAX_TEXT))
+        file.seek(max(0, length - _TAIL_BYTES - _MAX_KEY))
         header = _parse(file.read())
     if length != header.file_bytes:
         raise CorruptRecordError("length")
@@ -164,14 +162,12 @@ def _parse(raw: bytes) -> Header:
     """The header at the end of `raw`."""
     if len(raw) < _TAIL_BYTES:
         raise CorruptRecordError("truncated header")
-    text, tail = raw[:-_TAIL_BYTES], raw[-_TAIL_BYTES:]
-    magic, key_length, meta_length, size, digest = _FIELDS.unpack_from(tail)
-    text_length = key_length + meta_length
-    if magic != MAGIC or text_length > len(text):
+    before, tail = raw[:-_TAIL_BYTES], raw[-_TAIL_BYTES:]
+    magic, key_length, size, digest = _FIELDS.unpack_from(tail)
+    if magic != MAGIC or key_length > len(before):
         raise CorruptRecordError("magic")
-    text = text[len(text) - text_length :]
-    header = Header(text[:key_length], text[key_length:], size, digest)
-    if header.encode() != text + tail:
+    header = Header(before[len(before) - key_length :], size, digest)
+    if header.encode() != header.key + tail:
         raise CorruptRecordError("header checksum")
     return header
 

@@ -1,9 +1,8 @@
-"""Objects in memory and on disk, each within a byte budget, both for a time-to-live.
+"""Objects on disk, within a byte budget and for a time-to-live.
 
-A file is written at once, so that a crash loses nothing that was reported stored, and
-leaving memory costs nothing. An object that is locked, or being copied, stays where it
-is. No lmcache here; all methods are thread-safe, and no byte is copied while the lock
-is held.
+A file is written at once, so that a crash loses nothing that was reported stored. An
+object that is locked, or being copied, stays. No lmcache here; all methods are
+thread-safe, and no byte is copied while the lock is held.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ttlcache.clock import Clock
-from ttlcache_lmcache.config import TierConfig
+from ttlcache_lmcache.config import DiskConfig
 from ttlcache_lmcache.store import disk_index, object_file
-from ttlcache_lmcache.store.index import Entry, Index, Place
+from ttlcache_lmcache.store.index import Entry, Index
 from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ FAULTS = {
 OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
 
 
-class TieredStore:
+class DiskStore:
     """See the module's docstring.
 
     Args:
@@ -56,7 +55,7 @@ class TieredStore:
 
     def __init__(
         self,
-        config: TierConfig,
+        config: DiskConfig,
         clock: Clock,
         on_removed: OnRemoved = lambda _gone: None,
         logger: logging.Logger = _log,
@@ -68,31 +67,27 @@ class TieredStore:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         folder = Path(config.path)
-        self._index = Index(folder, config.memory_bytes, config.disk_bytes)
+        self._index = Index(folder, config.disk_bytes)
         self._folder_lock = disk_index.lock_folder(folder)
-        if config.disk_bytes:
-            found = disk_index.scan(folder, self._on_fault)
-            self._index.restore(found, clock.now_s(), config.disk_ttl_s)
-            self.counts["restored"] = len(self._index.entries)
+        found = disk_index.scan(folder, self._on_fault)
+        self._index.restore(found, clock.now_s(), config.disk_ttl_s)
+        self.counts["restored"] = len(self._index.entries)
 
     @property
-    def memory_bytes(self) -> int:
-        return self._index.memory.used_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._index.disk.used_bytes
+    def used_bytes(self) -> int:
+        """Of files."""
+        return self._index.used_bytes
 
     # what callers ask
 
-    def put(self, key: bytes, data: memoryview | bytes, meta: bytes = b"") -> bool:
-        """Store an object; False if it could not be kept anywhere.
+    def put(self, key: bytes, data: memoryview | bytes) -> bool:
+        """Store an object; False if it could not be kept.
 
         The same bytes under the same key are a use. Other bytes replace the old
         ones, unless somebody is promised or copying those: then False.
         """
         view = memoryview(data).cast("B")
-        header = Header(key, meta, len(view), object_file.digest_of(view))
+        header = Header(key, len(view), object_file.digest_of(view))
         gone: list[Entry] = []
         with self._lock:
             old = self._index.entries.get(key)
@@ -107,7 +102,6 @@ class TieredStore:
             self._index.entries[key] = entry
         self._tell(gone)
         try:
-            self._admit_to_memory(entry, view)
             self._write(entry, view)
         finally:
             kept = self._release(entry)
@@ -154,13 +148,7 @@ class TieredStore:
                 return False
             entry.busy += 1
             self._index.use(entry, self._clock.now_s())
-            data = entry.data
         try:
-            if data is not None:
-                buffer[:] = data
-                self.counts["memory_hits"] += 1
-                self._stamp(entry)
-                return True
             return self._read_file(entry, buffer)
         finally:
             self._release(entry)
@@ -187,10 +175,9 @@ class TieredStore:
         used_before_s = self._clock.now_s() - self._config.disk_ttl_s
         gone: list[Entry] = []
         with self._lock:
-            for place in (self._index.memory, self._index.disk):
-                for entry in place.older(used_before_s):
-                    gone.append(self._index.drop(entry))
-                    self.counts["expired"] += 1
+            for entry in self._index.older(used_before_s):
+                gone.append(self._index.drop(entry))
+                self.counts["expired"] += 1
         self._tell(gone)
 
     def close(self) -> None:
@@ -201,69 +188,49 @@ class TieredStore:
         with self._lock:
             return {
                 "objects": len(self._index.entries),
-                "memory_objects": len(self._index.memory.entries),
-                "disk_objects": len(self._index.disk.entries),
-                "memory_bytes": self.memory_bytes,
-                "disk_bytes": self.disk_bytes,
+                "disk_objects": len(self._index.on_disk),
+                "disk_bytes": self.used_bytes,
                 "locked": sum(1 for e in self._index.entries.values() if e.locks),
                 "counts": dict(self.counts),
             }
 
     # copies, and room for them
 
-    def _admit_to_memory(self, entry: Entry, data: memoryview) -> None:
-        """Copy a busy entry to memory, if there is room for it."""
-        if not self._reserve(self._index.memory, entry, entry.header.size):
-            return
-        copy = bytes(data)
-        with self._lock:
-            if entry.data is not None or entry.is_dead:
-                # Another thread was here meanwhile.
-                self._index.memory.used_bytes -= entry.header.size
-                return
-            entry.data = copy
-            self._index.memory.entries[entry.header.key] = entry
-
     def _write(self, entry: Entry, data: memoryview) -> None:
         """Write the file of a busy entry, if there is room for it."""
         need = entry.header.file_bytes
-        if not self._reserve(self._index.disk, entry, need):
+        if not self._reserve(entry, need):
             return
         try:
             object_file.write(self._index.path(entry), entry.header, data)
         except OSError as error:
             with self._lock:
-                self._index.disk.used_bytes -= need
+                self._index.used_bytes -= need
             self._on_fault("write_errors", error)
             return
         with self._lock:
             entry.is_on_disk = True
             entry.stamped_s = entry.used_s
-            self._index.disk.entries[entry.header.key] = entry
+            self._index.on_disk[entry.header.key] = entry
 
-    def _reserve(self, place: Place, entry: Entry, need: int) -> bool:
-        """Take bytes of a place for a busy entry, for which the longest unused leave.
+    def _reserve(self, entry: Entry, need: int) -> bool:
+        """Take bytes of the disk for a busy entry, for which the longest unused leave.
 
         The youngest bytes win: what is nowhere else is lost.
         """
         index, gone = self._index, list[Entry]()
         with self._lock:
-            if entry.is_dead or need > place.max_bytes:
+            if entry.is_dead or need > index.max_bytes:
                 return False
-            while place.used_bytes + need > place.max_bytes:
-                victim = place.oldest()
+            while index.used_bytes + need > index.max_bytes:
+                victim = index.oldest()
                 if victim is None:
                     break
-                if place is index.disk:
-                    self.counts["disk_evicted"] += 1
-                    index.forget_disk(victim)
-                else:
-                    index.forget_memory(victim)
-                if not victim.is_there:
-                    gone.append(index.drop(victim))
-            has_room = place.used_bytes + need <= place.max_bytes
+                self.counts["disk_evicted"] += 1
+                gone.append(index.drop(victim))
+            has_room = index.used_bytes + need <= index.max_bytes
             if has_room:
-                place.used_bytes += need
+                index.used_bytes += need
         self._tell(gone)
         return has_room
 
@@ -277,20 +244,16 @@ class TieredStore:
             self._on_fault(_fault_of(error), error, path)
             with self._lock:
                 if not entry.is_dead:
-                    self._index.forget_disk(entry)
-                    if entry.data is None:
-                        gone.append(self._index.drop(entry))
+                    gone.append(self._index.drop(entry))
             self._tell(gone)
             return False
         self.counts["disk_hits"] += 1
         self._stamp(entry)
-        if entry.data is None and self._config.memory_bytes:
-            self._admit_to_memory(entry, buffer)
         return True
 
     def _stamp(self, entry: Entry) -> None:
         """A busy entry was used just now: its file's age survives a restart."""
-        if entry.is_on_disk and entry.used_s - entry.stamped_s >= STAMP_S:
+        if entry.used_s - entry.stamped_s >= STAMP_S:
             entry.stamped_s = entry.used_s
             with contextlib.suppress(OSError):
                 os.utime(self._index.path(entry))
@@ -327,7 +290,7 @@ class StoreThreads:
     """Threads of a store: for puts, for gets (which wait for no puts), and to sweep."""
 
     def __init__(
-        self, store: TieredStore, name: str, num_threads: int, logger: logging.Logger
+        self, store: DiskStore, name: str, num_threads: int, logger: logging.Logger
     ) -> None:
         self._store = store
         self._logger = logger
