@@ -10,7 +10,7 @@ import pytest
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import hints
-from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
+from ttlcache_lmcache.config import DiskConfig, ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.l1_tier import Tier
 from ttlcache_lmcache.retention.residency import chain_of
@@ -206,8 +206,8 @@ def test_the_silent_are_forgotten():
     [
         (ServerModuleConfig, {"max_ttl": 1.0}, "did you mean 'max_ttl_s'"),
         (ServerModuleConfig, {"demote_above": 1.0}, "unknown key 'demote_above'"),
-        (TierConfig, {"disk_bytes": 1}, "here: key 'path' is missing"),
-        (TierConfig, {"path": "x", "disk_bytes": 0}, "at least one"),
+        (DiskConfig, {"disk_bytes": 1}, "here: key 'path' is missing"),
+        (DiskConfig, {"path": "x", "disk_bytes": 0}, "key 'disk_bytes' has value 0"),
     ],
 )
 def test_wrong_settings_are_named(kind, settings, said):
