@@ -115,10 +115,9 @@ class TTLCacheConfig(BaseModel):
         "(turns past their time stay cached until then), as soon as its pin expired, "
         "or as soon as it is computed.",
     )
-    state_dir: str | None = Field(
+    profile_path: str | None = Field(
         default=None,
-        description="Folder with profile.json, the prefill and reload costs to start "
-        "from, and gaps.json, the gap history, which is kept over restarts.",
+        description="File of `ttlcache profile`: the prefill costs to start from.",
     )
     record_path: str | None = Field(
         default=None,

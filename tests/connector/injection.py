@@ -36,7 +36,6 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "candidate": _at(_HOLDER, "candidate", "finished"),
     "hold": _at(_HOLDER, "hold", "finished"),
     "tick": _at(_CONTROLLER, "tick", "before_step"),
-    "save_if_due": _at("parts.history", "save_if_due", "before_step"),
     "steps": _at("steps._steps", "append", "step_scheduled"),
     "on_step": _at(_CONTROLLER, "on_step", "step_done"),
     "failed_loads": _at(

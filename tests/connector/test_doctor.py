@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,22 +40,19 @@ def test_this_machine_is_fine():
 
 def test_every_documented_key_is_checked(tmp_path):
     profile = tmp_path / "profile.json"
+    places = {"record_path": str(tmp_path), "profile_path": str(profile)}
     profile.write_text('{"prefill": [1e-4, 0, 0]}')
-    found = with_folders(tmp_path)
-    assert {found[what] for what in ("record_path", "state_dir", "profile")} == {OK}
+    found = states(json.dumps(places))
+    assert {found[what] for what in ("record_path", "profile")} == {OK}
     profile.write_text("{")
-    assert with_folders(tmp_path)["profile"] == BAD
+    assert states(json.dumps(places))["profile"] == BAD
 
 
 @pytest.mark.parametrize(("name", "state"), [("new", OK), ("file", BAD)])
 def test_folders_need_not_be_there_but_a_place_for_them(tmp_path, name, state):
     (tmp_path / "file").touch()
-    found = with_folders(tmp_path / name / "one")
-    assert (found["record_path"], found["state_dir"]) == (state, state)
-
-
-def with_folders(place: Path) -> dict[str, str]:
-    return states(json.dumps({"record_path": str(place), "state_dir": str(place)}))
+    place = str(tmp_path / name / "one")
+    assert states(json.dumps({"record_path": place}))["record_path"] == state
 
 
 @pytest.mark.parametrize(
@@ -160,7 +156,7 @@ def test_a_servers_own_settings_are_shown_and_not_those_of_this_command(answers)
         engine = {"settings": settings | {"lower_tier": tier}, "gauges": gauges}
         answers(json.dumps({"engines": [engine]}))
         found = {f.what: f for f in findings(None, URL)}
-        assert not {"policy", "record_path", "state_dir"} & found.keys()
+        assert not {"policy", "record_path", "profile"} & found.keys()
         policy = found["server's policy"].text
         assert policy == "fixed {'ttl_s': 2.0}, ordering ttl-aware, admission none"
         assert found["server's ttlcache"].text == "9.9 on vLLM 0.99"

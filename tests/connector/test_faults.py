@@ -63,12 +63,10 @@ BUSY = {**HOLD_5S, "max_pinned_fraction": 1.0, "max_queue_wait_s": 2.0}
 @pytest.mark.parametrize(("every", "async_scheduling"), [(1, False), (3, True)])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("point", POINTS)
-def test_every_hook_may_throw(
-    make_engine, clock, point, when, every, async_scheduling, tmp_path
-):
+def test_every_hook_may_throw(make_engine, clock, point, when, every, async_scheduling):
     if (point, every) == ("release", 1):
         every = 2  # a pool that never takes a block back serves nobody
-    extra = {**BUSY, "ordering": "ttl-aware", "state_dir": str(tmp_path)}
+    extra = {**BUSY, "ordering": "ttl-aware"}
     engine = make_engine(
         num_blocks=30,
         max_num_seqs=3,

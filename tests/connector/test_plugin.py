@@ -48,8 +48,7 @@ def test_registering_twice_changes_nothing():
         {"polcy": "x"},
         {"ordering": "no_such_module:Class"},
         {"record_path": "FILE"},
-        {"state_dir": "FILE"},
-        {"state_dir": "BROKEN"},
+        {"profile_path": "FILE"},
     ],
 )
 def test_wrong_settings_are_named_before_vllm_looks_at_the_model(
@@ -58,8 +57,7 @@ def test_wrong_settings_are_named_before_vllm_looks_at_the_model(
     # Offline vLLM asks for the model where its arguments are made, before any plugin.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     (tmp_path / "file").touch()
-    (tmp_path / "profile.json").write_text("{")
-    places = {"FILE": str(tmp_path / "file"), "BROKEN": str(tmp_path)}
+    places = {"FILE": str(tmp_path / "file")}
     extra = {key: places.get(value, value) for key, value in extra.items()}
     model = {"model": str(tmp_path / "no such model")}
     with pytest.raises(ConfigError, match=next(iter(extra))):

@@ -26,7 +26,7 @@ WRONG = {
     "lower_tier": ([1, None, True], ["disk", "", "LMCache"]),
     "cpu_gb": (["8", None, True], [0.0, -1.0, math.inf, math.nan]),
     "demote": ([1, None, True], ["expiry", ""]),
-    "state_dir": ([1, True, ["p"]], []),
+    "profile_path": ([1, True, ["p"]], []),
     "record_path": ([1, True, ["p"]], []),
     "allow_untested_vllm": (["true", 1, None], []),
 }
@@ -67,7 +67,10 @@ def test_a_lower_tier_reads_its_own_keys():
         # Typos are told the nearest key, and what is like none all of them.
         ({"polcy": 1}, ["unknown key 'polcy'", "did you mean 'policy'?"]),
         ({"max_ttl": 1}, ["unknown key 'max_ttl'", "did you mean 'max_ttl_s'?"]),
-        ({"statedir": 1}, ["unknown key 'statedir'", "did you mean 'state_dir'?"]),
+        (
+            {"profilepath": 1},
+            ["unknown key 'profilepath'", "did you mean 'profile_path'?"],
+        ),
         ({"program_idel_s": 1}, ["did you mean 'program_idle_s'?"]),
         ({"zzzzzz": 1}, ["valid keys: policy, policy_options"]),
         ({"profile_path": 1}, ["valid keys: policy, policy_options"]),

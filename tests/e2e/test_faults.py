@@ -56,7 +56,6 @@ def agent(tiny_model, tmp_path, folder):
         {
             "policy": "fixed",
             "policy_options": {"ttl_s": 30.0},
-            "state_dir": str(tmp_path),
         },
         connector="FaultyTTLConnector",
         module="faulty_connector",

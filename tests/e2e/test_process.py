@@ -1,8 +1,4 @@
-"""The server's end, by SIGTERM and by the death of its engine; and the next start.
-
-Both tests use one history file, which no engine of theirs may lose: the second
-server is the restart after the first one's engine was killed.
-"""
+"""The server's end, by SIGTERM and by the death of its engine."""
 
 from __future__ import annotations
 
@@ -25,17 +21,11 @@ from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from tests.e2e.loads import completion
 from tests.waiting import becomes
 from ttlcache.cli import app
-from ttlcache.estimators import gap_store
-from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.types import GapKey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
 
-#: Gaps that "an earlier server" saw.
-SEEDED = GapKey("pytest")
-SEEDED_GAPS_S = (11.25, 12.5, 13.75)
-#: The one that the tests add.
+#: Seconds that the tool takes.
 GAP_S = 0.3
 #: Turns under way at the end; together they fit the pool.
 TURNS = 3
@@ -44,21 +34,10 @@ TURN_TOKENS = 600
 DRAIN_S = int(HANG_S)
 
 
-@pytest.fixture(scope="module")
-def history_path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("history") / "gaps.json"
-    history = GapHistory()
-    for gap_s in SEEDED_GAPS_S:
-        history.observe(SEEDED, gap_s)
-    assert gap_store.write(gap_store.snapshot(history), path)
-    return path
-
-
-def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
+def start(model: Path, log_path: Path) -> VLLMServer:
     extra = {
         "policy": "fixed",
         "policy_options": {"ttl_s": 60.0},
-        "state_dir": str(history_path.parent),
         "record_path": str(log_path.parent / "recording"),
     }
     drain = ("--shutdown-timeout", str(DRAIN_S))
@@ -87,19 +66,13 @@ class Turn(threading.Thread):
                     self.tokens += sum(len(c["token_ids"]) for c in choices or ())
 
 
-def one_gap(agent: Agent, name: str) -> float:
-    """A program of two turns with a call of the seeded tool between them.
-
-    Returns:
-        Seconds that both together took: the gap is shorter.
-    """
-    began_s = time.monotonic()
+def one_gap(agent: Agent, name: str) -> None:
+    """A program of two turns with a tool call between them."""
     hints = {"program_id": name, "tool": "pytest", "ttl": "5m"}
     first = agent.ask([7] * 100, hints=hints)
     time.sleep(GAP_S)
     last = {"program_id": name, "is_last_step": True}
     agent.ask([*first["context"], 8, 9], hints=last)
-    return time.monotonic() - began_s
 
 
 class Busy:
@@ -158,11 +131,9 @@ def freeze_in_mid_turn(agent: Agent) -> Busy:
     pytest.fail("never were all turns under way")
 
 
-def test_a_killed_engine_ends_the_server_with_an_error(
-    tiny_model, tmp_path, history_path
-):
+def test_a_killed_engine_ends_the_server_with_an_error(tiny_model, tmp_path):
     log_path = tmp_path / "server.log"
-    with start(tiny_model, log_path, history_path) as server:
+    with start(tiny_model, log_path) as server:
         agent = Agent(server)
         one_gap(agent, "before")
         process = server._process
@@ -172,26 +143,16 @@ def test_a_killed_engine_ends_the_server_with_an_error(
         working.nothing_hangs()
         assert all(turn.tokens < TURN_TOKENS for turn in working.turns)
         assert any("Engine" in line for line in server.errors_in_log())
-    # Nothing half-written: the file is a whole one.
-    kept = gap_store.load(history_path)
-    assert kept.durations(SEEDED).tolist()[-3:] == pytest.approx(SEEDED_GAPS_S)
-    # Nor is anything lost of the recording but its last moment.
+    # Nothing is lost of the recording but its last moment.
     told = output_of(app, "explain", "before", "--from", tmp_path / "recording")
     assert "turn 1" in told
 
 
-def test_sigterm_drains_and_the_history_survives_the_restart(
-    tiny_model, tmp_path, history_path
-):
-    written = history_path.stat().st_mtime_ns
-    # A server that was killed while it wrote leaves a file of its own behind.
-    before = {path.name for path in history_path.parent.iterdir()}
+def test_sigterm_drains(tiny_model, tmp_path):
     log_path = tmp_path / "server.log"
-    with start(tiny_model, log_path, history_path) as server:
+    with start(tiny_model, log_path) as server:
         agent = Agent(server)
-        told = log_path.read_text(errors="replace")
-        assert "gap history" not in told, "the history was not usable"
-        both_s = one_gap(agent, "after")
+        one_gap(agent, "after")
         assert agent.pins("claimed") == 1
         process = server._process
         working = freeze_in_mid_turn(agent)
@@ -202,12 +163,3 @@ def test_sigterm_drains_and_the_history_survives_the_restart(
         assert [turn.tokens for turn in working.turns] == [TURN_TOKENS] * TURNS
         ours = [line for line in server.errors_in_log() if "ttlcache" in line]
         assert ours == []
-    assert history_path.stat().st_mtime_ns > written
-    saved = gap_store.load(history_path)
-    # The one gap that this server saw, and what the first one knew: a slow one may have
-    # saved the gap that it saw, too, before it was killed.
-    new, *old = saved.durations(SEEDED).tolist()
-    assert old[-len(SEEDED_GAPS_S) :] == pytest.approx(SEEDED_GAPS_S)
-    assert len(old) <= len(SEEDED_GAPS_S) + 1
-    assert GAP_S <= new < both_s
-    assert {path.name for path in history_path.parent.iterdir()} == before

@@ -69,7 +69,6 @@ def night(tiny_model, tmp_path_factory):
             "policy_options": {"ttl_s": 30.0},
             "demote": "on-expiry",
             "record_path": str(folder / "recording"),
-            "state_dir": str(folder / "state"),
             **tiers.options.connector_config(),
         }
         with start_server(tiny_model, folder / "vllm.log", extra) as server:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from functools import lru_cache
 
 from ttlcache.estimators.gap_window import GapWindow
@@ -31,18 +30,6 @@ def interned(key: GapKey) -> GapKey:
 def is_human_gap(key: GapKey) -> bool:
     """Whether the gap ends when a person acts, not when a tool returns."""
     return key.tool in HUMAN_TOOLS
-
-
-@dataclass(frozen=True, slots=True)
-class GapRecords:
-    """Records of one window from oldest to newest; `key` None is the global one.
-
-    completed: 1, or 0 for a gap that was cut off.
-    """
-
-    key: GapKey | None
-    gaps_s: Sequence[float]
-    completed: Sequence[int]
 
 
 class GapHistory:
@@ -85,7 +72,6 @@ class GapHistory:
         self._global = GapWindow(global_window)
         self._windows: OrderedDict[GapKey, GapWindow] = OrderedDict()
         #: Gaps recorded since the start: whether there is anything new to save.
-        self.num_recorded = 0
         self._open: dict[Hashable, GapKey] = {}
 
     def start(self, token: Hashable, key: GapKey, now_s: float) -> None:
@@ -159,7 +145,6 @@ class GapHistory:
             gap_s = 0.0 if gap_s < 0.0 else MAX_GAP_S
         if gap_s >= self._horizon_s:
             gap_s, completed = self._horizon_s, False
-        self.num_recorded += 1
         for window in self._windows_of(key):
             window.add(gap_s, completed)
 
@@ -217,21 +202,3 @@ class GapHistory:
             if self.count(candidate, with_censored=with_censored) > min_records:
                 return candidate
         return None
-
-    def export(
-        self, limit: int | None = None, global_limit: int | None = None
-    ) -> Iterable[GapRecords]:
-        """Copies of every window's newest records, the global window first, then the
-        freshest keys; no more than `limit` of a key and `global_limit` of all."""
-        yield GapRecords(None, *self._global.export(global_limit))
-        for key in reversed(self._windows):
-            yield GapRecords(key, *self._windows[key].export(limit))
-
-    def restore(self, records: GapRecords) -> None:
-        """Append records to one window alone, as `export` gave them."""
-        key = records.key
-        window = self._global
-        if key is not None:
-            window = self._windows.get(key) or self._new_window(key)
-            self._windows.move_to_end(key)
-        window.extend(records.gaps_s, records.completed)

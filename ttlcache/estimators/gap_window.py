@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -157,16 +157,3 @@ class GapWindow:
             if censored.item(0) < 0.0:  # the clock went back
                 np.maximum(censored, 0.0, out=censored)
         return survival_of_sorted(self.durations(), censored)
-
-    def export(self, limit: int | None = None) -> tuple[array[float], bytes]:
-        """Copies of the newest `limit` records, oldest first: durations in seconds,
-        and 1 where completed, 0 where censored. A microsecond: two memory copies.
-        """
-        values = self._values[self._next :] + self._values[: self._next]
-        flags = self._flags[self._next :] + self._flags[: self._next]
-        skip = 0 if limit is None else max(0, len(values) - limit)
-        return values[skip:], bytes(flags[skip:])
-
-    def extend(self, gaps_s: Iterable[float], completed: Iterable[int]) -> None:
-        for gap_s, was_completed in zip(gaps_s, completed, strict=True):
-            self.add(gap_s, bool(was_completed))

@@ -59,7 +59,6 @@ class SoakOptions(Folders):
                     "max_queue_wait_s": MAX_QUEUE_WAIT_S,
                     # Abandoned programs must reach a steady state within minutes.
                     "program_idle_s": 3.0 * MAX_TTL_S,
-                    "state_dir": str((self.out / "state").absolute()),
                 },
             },
         )

@@ -31,7 +31,7 @@ from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.role.state_files import PROFILE, load_costs
+from ttlcache_connector.role.state_files import load_costs
 from ttlcache_lmcache import compat
 
 #: `--lmcache plugins`: our plugins are checked, no server is asked.
@@ -156,15 +156,10 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
     auto = {"ordering": ordering_in_force(settings)}
     auto["admission"] = admission_in_force(settings)
     yield Finding(OK, "policy", _policy(settings.model_dump() | auto))
-    for name, without in (
-        ("record_path", "nothing to explain"),
-        ("state_dir", "a cold start"),
-    ):
-        value = getattr(settings, name)
-        if value is None:
-            yield Finding(NOTE, name, f"not set: {without}")
-        else:
-            yield _writable(name, Path(value))
+    if settings.record_path is None:
+        yield Finding(NOTE, "record_path", "not set: nothing to explain")
+    else:
+        yield _writable("record_path", Path(settings.record_path))
     yield _guess("profile", lambda: _profile(settings))
 
 
@@ -176,7 +171,7 @@ def _policy(settings: Mapping[str, Any]) -> str:
 
 def _profile(settings: TTLCacheConfig) -> Finding:
     costs = load_costs(settings)
-    if settings.state_dir is None or not (Path(settings.state_dir) / PROFILE).exists():
+    if settings.profile_path is None:
         text = "none: prefill costs are learnt from the first requests"
         return Finding(NOTE, "profile", text + " (ttlcache profile writes one)")
     return Finding(

@@ -30,7 +30,7 @@ MIN_MEASURING_S = 30.0
 def profile(
     model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
     out: Annotated[
-        Path, typer.Option(help="File; profile.json in state_dir is read.")
+        Path, typer.Option(help="File; a server reads it by `profile_path`.")
     ] = Path("profile.json"),
     max_tokens: Annotated[
         int, typer.Option(help="Longest prompt measured.", min=1000)
@@ -79,16 +79,13 @@ def profile(
             status.update(f"{what}, {spent_s:.0f} s of {left_s:.0f}")
 
         curve = sweep(_prefill_of(llm), longest, left_s, stopwatch_s, tell)
-    content: dict[str, Any] = {"prefill": list(curve.coefficients)}
-    reload = _reload(llm.llm_engine.vllm_config)
-    if reload is not None:
-        content["reload"] = {"cpu": list(reload)}
+    content = {"prefill": list(curve.coefficients)}
     CostModel(content)  # what the connector will make of it
     out.write_text(json.dumps(content) + "\n")
-    _print(curve, reload, console)
+    _print(curve, console)
     spent_s = stopwatch_s() - began_s
     console.print(
-        f'profile: {escape(str(out))}  (for "state_dir"), after {spent_s:.0f} s',
+        f'profile: {escape(str(out))}  (for "profile_path"), after {spent_s:.0f} s',
         soft_wrap=True,
     )
 
@@ -133,39 +130,7 @@ def _prefill_of(llm: Any) -> Measure:
     return measure
 
 
-def _reload(vllm_config: Any) -> tuple[float, float] | None:
-    """(latency, seconds a token) from pinned host memory; None without a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    layers = model.get_num_layers(parallel)
-    heads, size = model.get_num_kv_heads(parallel), model.get_head_size()
-    token_bytes = (
-        2 * layers * heads * size * torch.tensor([], dtype=model.dtype).itemsize
-    )
-    small_s, big_s = _copy_s(1 << 16), _copy_s(1 << 28)
-    return small_s, token_bytes * (big_s - small_s) / (1 << 28)
-
-
-def _copy_s(size: int) -> float:
-    """Fastest of some host-to-device copies of `size` bytes."""
-    import torch
-
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(size, dtype=torch.uint8, device="cuda")
-    best = float("inf")
-    for _ in range(5):
-        torch.cuda.synchronize()
-        began_s = stopwatch_s()
-        device.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-        best = min(best, stopwatch_s() - began_s)
-    return best
-
-
-def _print(curve: Curve, reload: tuple[float, float] | None, console: Console) -> None:
+def _print(curve: Curve, console: Console) -> None:
     grid = Table(title="prefill", title_justify="left")
     for name in ("tokens", "fastest", "fitted", "error"):
         grid.add_column(name, justify="right")
@@ -186,8 +151,4 @@ def _print(curve: Curve, reload: tuple[float, float] | None, console: Console) -
             "a larger --budget reaches them",
             style="yellow",
             highlight=False,
-        )
-    if reload is not None:
-        console.print(
-            f"reload from host: {reload[0]:.3g} s + {reload[1]:.3g} s a token"
         )

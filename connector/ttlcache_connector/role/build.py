@@ -26,7 +26,7 @@ from ttlcache_connector.role.engine_view import EngineView, Prefills
 from ttlcache_connector.role.parts import Parts, SchedulerRole
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import RequestEvents
-from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
+from ttlcache_connector.role.state_files import load_costs, open_telemetry
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
 from ttlcache_connector.tiers.guarded import GuardedTier
@@ -66,7 +66,6 @@ class SchedulerRoleBuilder:
         )
         self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._costs = load_costs(config, self._step_tokens)
-        self._history = HistoryFile(config, self._clock.now_s())
         self.engine = EngineView(vllm_config.scheduler_config)
 
     def bind(
@@ -116,7 +115,6 @@ class SchedulerRoleBuilder:
             self._clock,
             holder,
             block_tokens=pool.hash_block_size,
-            gaps=self._history.gaps,
             costs=self._costs,
             on_rekey=engine.rekey,
             telemetry=open_telemetry(
@@ -138,7 +136,6 @@ class SchedulerRoleBuilder:
             lower,
             engine,
             Prefills(),
-            self._history,
             faults,
         )
 

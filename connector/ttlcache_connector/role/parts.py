@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.engine_view import EngineView, Prefills
     from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.requests import RequestEvents
-    from ttlcache_connector.role.state_files import HistoryFile
     from ttlcache_connector.role.steps import StepEvents
     from ttlcache_connector.role.upkeep import Upkeep
     from ttlcache_connector.tiers.guarded import GuardedTier
@@ -40,7 +39,6 @@ class Parts:
     lower: GuardedTier
     engine: EngineView
     prefills: Prefills
-    history: HistoryFile
     faults: Faults
 
     def count(self, name: str, label: str = "") -> None:

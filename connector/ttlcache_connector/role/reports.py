@@ -136,7 +136,7 @@ class Reports:
         }
         places = {
             name: "set"
-            for name in ("state_dir", "record_path")
+            for name in ("profile_path", "record_path")
             if getattr(config, name) is not None
         }
         return config.model_dump() | places | in_force | self._versions

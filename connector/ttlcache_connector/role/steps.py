@@ -53,7 +53,6 @@ class StepEvents:
         if self._checks_invariants:
             self._reports.check_invariants()
         self._controller.tick()
-        self._parts.history.save_if_due(self._parts.clock.now_s())
         for request in self._parts.prefills.take_done():
             self._controller.prefilled(request.request_id)
 

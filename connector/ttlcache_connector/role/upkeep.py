@@ -28,7 +28,6 @@ class Upkeep:
         self._controller = parts.controller
         self._holder, self._demoting = parts.holder, parts.demoting
         self._lower = parts.lower
-        self._history = parts.history
         self.faults = parts.faults
 
     def release_all(self) -> None:
@@ -76,8 +75,7 @@ class Upkeep:
 
     @guarded()
     def shutdown(self) -> None:
-        """The engine stops: release everything, keep what was learnt."""
+        """The engine stops: release everything, end the recording."""
         self.release_all()
-        self._history.close()
         self._controller.telemetry.close()
         self._lower.call(self._lower.tier.shutdown, None)
