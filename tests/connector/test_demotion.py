@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from tests.connector.conftest import demoting, expired_pins, fails, free, pinned, totals
 from tests.connector.fake_tier import extra, settle
 from ttlcache_connector.tiers.base import TurnEnd

@@ -76,7 +76,7 @@ def test_a_lower_tier_that_the_server_would_refuse_is_bad(monkeypatch):
         assert states(wanted)["lower tier"] == BAD
     pytest.importorskip("lmcache", reason="LMCache is an extra")
     assert states(wanted)["lower tier"] == OK
-    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
+    monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
     assert states(wanted)["lower tier"] == BAD
 
 

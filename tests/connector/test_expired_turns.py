@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from tests.connector.conftest import demoting, expired_pins, fails, free, pinned
 from tests.connector.fake_tier import copy, extra
 from ttlcache_connector import faults

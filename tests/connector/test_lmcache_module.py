@@ -6,9 +6,6 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from lmcache.v1.distributed.config import (
     EvictionConfig,
     L1ManagerConfig,

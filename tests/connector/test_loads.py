@@ -3,9 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
 from lmcache.v1.multiprocess.futures import MessagingFuture
 

@@ -4,9 +4,6 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from lmcache.integration.vllm.vllm_multi_process_adapter import (
     LMCacheMPSchedulerAdapter,
     _LookupAck,

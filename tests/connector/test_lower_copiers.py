@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from tests.connector.conftest import HOLD_5S, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.base import TurnEnd

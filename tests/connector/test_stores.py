@@ -7,9 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
-pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
-
 from lmcache.integration.vllm.lazy_offload_manager import _coalesce_store_metadata
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector

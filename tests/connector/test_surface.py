@@ -148,8 +148,8 @@ def test_a_rename_in_vllm_would_be_seen():
 @pytest.mark.parametrize(
     ("version", "good"),
     [
-        *((v, False) for v in ("0.25.1", "0.29.9", "0.34.0", "0.34rc1", "1.0.0")),
-        *((v, True) for v in ("0.30.0", "0.31.1", "0.32.1+cpu", "0.33.0")),
+        *((v, False) for v in ("0.25.1", "0.31.9", "0.34.0", "0.34rc1", "1.0.0")),
+        *((v, True) for v in ("0.32.1+cpu", "0.33.0")),
     ],
 )
 def test_untested_versions_are_refused_by_name(monkeypatch, version, good):
@@ -158,5 +158,5 @@ def test_untested_versions_are_refused_by_name(monkeypatch, version, good):
     if not good:
         with pytest.raises(UnsupportedEngineError) as caught:
             requirements.check_vllm(allow_untested=False)
-        for part in (version, ">=0.30,<0.34", "allow_untested_vllm"):
+        for part in (version, ">=0.32,<0.34", "allow_untested_vllm"):
             assert part in str(caught.value)

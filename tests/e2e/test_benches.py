@@ -57,7 +57,6 @@ def test_vllms_own_load_generator_runs_to_its_end(tmp_path, tiny_model):
 
 def test_connectors_above_lmcache_servers_of_their_own(tmp_path, tiny_model):
     """`bench settings`: every kind of arm runs on the same programs."""
-    pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
     below = '{"lower_tier": "lmcache", "policy": "none"}'
     output_of(
         app,

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
 
-#: The module of an API server that adds its middleware (0.30-0.33).
+#: The module of an API server that adds its middleware (0.32, 0.33).
 _APP_MODULE = "vllm.entrypoints.launchers.app"
 _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 #: An engine that has not answered by then is taken for dead.
 ASK_TIMEOUT_S = 10.0
 _CONTROL = "ttlcache_control"
 _CHOOSES_RANK = "_ttlcache_chooses_rank"
-#: vLLM's queue before the waiting queue: since 0.32, and before.
-_FIRST_QUEUES = ("kv_holding_waiting", "skipped_waiting")
 
 
 def install_middleware(path: str) -> None:
@@ -84,13 +82,8 @@ async def ask_engines(client: Any, order: Mapping[str, Any]) -> list[dict[str, A
         Exception: whatever vLLM raises for an engine that is dead or too old.
     """
     core, text = client.engine_core, json.dumps(dict(order))
-    if hasattr(core, "call_utility_all_async"):  # since 0.32
-        call = core.call_utility_all_async(_CONTROL, text)
-    else:
-        call = core.call_utility_async(_CONTROL, text)
+    call = core.call_utility_all_async(_CONTROL, text)
     answers = await asyncio.wait_for(call, ASK_TIMEOUT_S)
-    if isinstance(answers, str):
-        answers = [answers]
     return [json.loads(answer) for answer in answers]
 
 
@@ -159,9 +152,7 @@ def put_back_failed_loads(scheduler: Scheduler) -> None:
     for request in sorted(lost, key=lambda r: (r.arrival_time, r.request_id)):
         # First in, then out: whatever happens, it is in some queue.
         scheduler.waiting.add_request(request)
-        for name in _FIRST_QUEUES:
-            if hasattr(scheduler, name):
-                getattr(scheduler, name).remove_requests((request,))
+        scheduler.kv_holding_waiting.remove_requests((request,))
         under_way.discard(request)
 
 

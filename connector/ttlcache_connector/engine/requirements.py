@@ -10,9 +10,7 @@ from ttlcache_connector.log import logger
 from ttlcache_lmcache import compat
 
 #: Versions of vLLM that our tests run on.
-TESTED_VLLM = ">=0.30,<0.34"
-#: Of these, those that lower tiers were tested with, and an LMCache that runs on them.
-TIERS_NEED_VLLM = ">=0.32"
+TESTED_VLLM = ">=0.32,<0.34"
 _OVERRIDE = '"allow_untested_vllm": true in kv_connector_extra_config'
 
 log = logger(__name__)
@@ -38,24 +36,12 @@ def check_vllm(*, allow_untested: bool) -> str:
     return version
 
 
-def check_cpu_tier(*, allow_untested: bool) -> None:
-    """Refuse vLLM versions that the CPU tier was not tested with.
-
-    Raises:
-        UnsupportedEngineError: outside the tested range and not overridden.
-    """
-    vllm = vllm_version()
-    if not compat.is_in(vllm, TIERS_NEED_VLLM):
-        found = f"lower_tier 'cpu' with vLLM {vllm}"
-        _refuse(found, f"vLLM {TIERS_NEED_VLLM}", allow=allow_untested)
-
-
 def check_lmcache_tier(*, allow_untested: bool) -> None:
     """Refuse an LMCache that is not there or was not tested.
 
     Raises:
         ConfigError: LMCache is not installed.
-        UnsupportedEngineError: the pair of versions was not tested.
+        UnsupportedEngineError: it was not tested.
     """
     lmcache = compat.lmcache_version()
     if lmcache is None:
@@ -63,11 +49,8 @@ def check_lmcache_tier(*, allow_untested: bool) -> None:
             "key 'lower_tier' has value 'lmcache', expected: 'none' where LMCache is "
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"
         )
-    vllm = vllm_version()
-    is_new_enough = compat.is_in(vllm, TIERS_NEED_VLLM)
-    if not (is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE)):
-        tested = f"LMCache {compat.TESTED_LMCACHE} with vLLM {TIERS_NEED_VLLM}"
-        _refuse(f"LMCache {lmcache} with vLLM {vllm}", tested, allow=allow_untested)
+    if not compat.is_in(lmcache, compat.TESTED_LMCACHE):
+        _refuse(f"LMCache {lmcache}", compat.TESTED_LMCACHE, allow=allow_untested)
 
 
 def _refuse(found: str, tested: str, *, allow: bool) -> None:

@@ -1,4 +1,4 @@
-"""`X-data-parallel-rank` for `/v1/responses`, where vLLM 0.30 to 0.32 do not read it.
+"""`X-data-parallel-rank` for `/v1/responses`, where vLLM 0.32 does not read it.
 
 0.33 does; what vLLM says by itself is left alone.
 """

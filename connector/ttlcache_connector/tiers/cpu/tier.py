@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache_connector.engine import requirements
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
 from ttlcache_connector.tiers.cpu.budget import count_blocks
 
 
 class CPU(LowerTier):
     """`lower_tier: cpu`."""
-
-    def check(self, config: TTLCacheConfig) -> None:
-        requirements.check_cpu_tier(allow_untested=config.allow_untested_vllm)
 
     def kv_cache_layout(self, device_type: str) -> str | None:
         """On a GPU all layers of a block in one piece: one copy a block."""
