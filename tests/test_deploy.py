@@ -21,7 +21,7 @@ from bench.compare.fleet.router import SETTINGS, STICKY_IDLE
 from bench.surface.vllm_moved import find
 from tests.commands import output_of
 from tests.test_monitoring import metric_labels, names_in
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.config import load_config
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -21,8 +21,8 @@ from tests.bench.samples import record_job, recorded, write_trace
 from tests.commands import output_of
 from tests.documented import PAGES, ROOT, commands, of_benches
 from ttlcache import policies
-from ttlcache.cli import app
 from ttlcache.cli.config import table
+from ttlcache.cli.main import app
 from ttlcache_sim.estimate.plan import EstimateOptions, plan_of
 from ttlcache_sim.estimate.sessions import read_sessions
 

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from tests.bench.samples import recorded, write_trace
 from tests.commands import output_of
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.transfer.cuda import source_path
 from ttlcache_lmcache import compat
 
@@ -52,7 +52,7 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
     assert (site / "ttlcache_connector/http/middleware.py").exists()
     assert not {"bench", "tests"} & {path.name for path in site.iterdir()}
     (declared,) = site.glob("*.dist-info/entry_points.txt")
-    assert "ttlcache = ttlcache.cli:app" in declared.read_text()
+    assert "ttlcache = ttlcache.cli.main:app" in declared.read_text()
     assert "ttlcache = ttlcache_connector.plugin:register" in declared.read_text()
     for package in ("ttlcache", *PACKAGES):
         assert (site / package / "py.typed").exists()
@@ -62,7 +62,7 @@ _ESTIMATE = """
 import sys
 sys.modules['bench'] = None
 import ttlcache_sim
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 print(ttlcache_sim.__file__)
 app(['estimate', 'log.jsonl'])
 """

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.bench.samples import log_sample, recorded, write_trace
 from tests.commands import output_of
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache_sim.bootstrap import Interval
 from ttlcache_sim.estimate import plan, report
 from ttlcache_sim.estimate.plan import SEEDS, EstimateOptions, plan_of, rates_of

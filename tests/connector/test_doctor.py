@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.cli.findings import BAD, NOTE, OK

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.serve.tiny_model import build
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache_connector.cli.doctor_template import findings
 from ttlcache_connector.cli.findings import BAD, NOTE, OK
 

@@ -313,15 +313,6 @@ def test_a_body_without_the_servers_key_is_not_held(key, held):
     asyncio.run(ProgramIdMiddleware(guard)(scope, receive, None))
 
 
-def test_a_vllm_that_answers_for_all_its_engines_at_once():
-    class Older:
-        async def call_utility_async(self, method: str, text: str) -> str:
-            return json.dumps({"known": True, "order": json.loads(text)})
-
-    answer = post(application(engine=Older()), END)
-    assert answer.json()["order"] == {"do": "end", "program_id": "p"}
-
-
 def test_what_is_dropped_is_counted_by_reason():
     _, dropped, errors = module._counters()
     reasons = ("id_type", "id_range", "id_encoding", "nested_too_deep")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache_connector.cli import profile
 from ttlcache_connector.cli.sweep import FIRST_TOKENS, ROUNDS, Curve, sweep
 

@@ -31,7 +31,7 @@ from lmcache.v1.multiprocess.config import (
 from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 from typer.testing import CliRunner
 
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError
 from ttlcache_connector.cli import serve_tiers as serve_tiers_cli

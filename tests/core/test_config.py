@@ -73,7 +73,6 @@ def test_a_lower_tier_reads_its_own_keys():
         ),
         ({"program_idel_s": 1}, ["did you mean 'program_idle_s'?"]),
         ({"zzzzzz": 1}, ["valid keys: policy, policy_options"]),
-        ({"profile_path": 1}, ["valid keys: policy, policy_options"]),
         ({"history_path": 1}, ["valid keys: policy, policy_options"]),
         ({5: 1}, []),
         # All mistakes at once.

@@ -25,7 +25,7 @@ from ttlcache.analysis.recording import (
     pinned_over_time,
 )
 from ttlcache.analysis.summary import summarize
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder

@@ -11,7 +11,7 @@ from tests.fake_engine import FakeEngine
 from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import ProgramLog, Recording, TurnLog
 from ttlcache.analysis.summary import summarize
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.cli.report_tables import of_metrics, of_recording
 from ttlcache.programs.divergence import REMEDIES, Cause, Divergence
 from ttlcache.telemetry.events import Telemetry

@@ -16,7 +16,7 @@ from tests.documented import commands
 from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 
 pytestmark = pytest.mark.e2e
 

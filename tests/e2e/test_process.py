@@ -20,7 +20,7 @@ from tests.commands import output_of
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from tests.e2e.loads import completion
 from tests.waiting import becomes
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import output_of
 from tests.front.conftest import HANG_S, front_before
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 
 pytestmark = pytest.mark.timeout(HANG_S)
 

@@ -10,7 +10,7 @@ import typer
 from bench.compare.fleet.router import SETTINGS, STICKY_IDLE
 from tests.documented import ROOT, commands
 from tests.front.conftest import HANG_S, front_before
-from ttlcache.cli import app
+from ttlcache.cli.main import app
 from ttlcache.config import load_config
 
 STARTS = [c for c in commands("fleet") if c.words[0] != "curl"]
