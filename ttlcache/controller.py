@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,8 @@ class Controller:
         )
         self._identifier = Identifier(self.programs, PrefixIndex(block_tokens))
         self._generation_prompt = GenerationPrompt()
+        #: Requests that wait, by program: to count them at every scrape takes too long.
+        self._waiting: Counter[int] = Counter()
         self._last_seq = 0
         self._step_ended_s = -math.inf
 
@@ -182,6 +185,7 @@ class Controller:
             )
         self.queue.on_arrival(record, continuation)
         program.live_requests += 1
+        self._waiting[id(program)] += 1
         pin, record.reusable_tokens = self._turns.follow(
             program, continuation, record.request_id, now_s
         )
@@ -204,6 +208,7 @@ class Controller:
         now_s = self._clock.now_s()
         first = record.admitted_s is None
         if first:
+            self._stop_waiting(record)
             record.admitted_s = now_s
             self.tier.on_allocated(record, cached_tokens)
             self.queue.on_admission(record)
@@ -321,15 +326,10 @@ class Controller:
 
     def gauges(self) -> dict[str, float]:
         """The present state, by the names of `metrics.GAUGES`."""
-        waiting = {
-            id(record.program)
-            for record in self.requests.values()
-            if record.admitted_s is None
-        }
         return {
             "pins_active": len(self.pins),
             "programs_active": len(self.programs),
-            "waiting_programs": len(waiting),
+            "waiting_programs": len(self._waiting),
             "growth_blocks": self.admission.reserved_pool_blocks,
             "lower_tier_kept_share": self.costs.kept_share,
             "queueing_delay_seconds": self.costs.queueing_delay_s,
@@ -378,10 +378,19 @@ class Controller:
             self._leave(stale)
             self.admission.on_no_pin(stale.program)
 
+    def _stop_waiting(self, record: RequestRecord) -> None:
+        """It was admitted, or it left."""
+        program = id(record.program)
+        self._waiting[program] -= 1
+        if not self._waiting[program]:
+            del self._waiting[program]
+
     def _leave(self, record: RequestRecord) -> None:
         """The request is gone; somebody else may continue a turn it did not claim."""
         program = record.program
         program.live_requests -= 1
+        if record.admitted_s is None:
+            self._stop_waiting(record)
         if not self.requests:
             self._backlog.on_idle()
         pin = self.pins.get(record.pin_id)
