@@ -172,7 +172,8 @@ def admission_in_force(config: TTLCacheConfig) -> str:
 def max_wait_in_force(config: TTLCacheConfig) -> float | None:
     """Seconds after which a request goes first; None: learnt above a lower tier.
 
-    Other policies that are shipped are what others published, without such a bound.
+    Other policies that are shipped are what others published, without such a bound:
+    they have the last resort.
     """
     if config.observes:
         return math.inf  # vLLM's order, in which nobody is passed

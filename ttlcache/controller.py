@@ -211,7 +211,7 @@ class Controller:
             self._stop_waiting(record)
             record.admitted_s = now_s
             self.tier.on_allocated(record, cached_tokens)
-            self.queue.on_admission(record)
+            self.queue.on_scheduled(record)
             context_blocks = record.num_tokens / self.block_tokens
             self.admission.on_context(record.program, context_blocks)
         pin = self.pins.get(record.pin_id)
@@ -365,9 +365,9 @@ class Controller:
     def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
         """The request takes its pin over."""
         if self._shadow is None:
-            return self._turns.claim(pin, cached_tokens)
+            return self._turns.account_claim(pin, cached_tokens)
         found = self._shadow.would_find(pin, record, cached_tokens)
-        return self._turns.claim(pin, found)._replace(is_real=False)
+        return self._turns.account_claim(pin, found)._replace(is_real=False)
 
     # --- of an end --------------------------------------------------------
 

@@ -71,9 +71,9 @@ class PinOutcome(StrEnum):
     """
 
     CLAIMED = "claimed"  # the next turn arrived and took over the blocks
-    EXPIRED = "expired"  # the deadline passed before the next turn came
+    EXPIRED = "expired"  # its time was over, or was made so, before the next turn came
     NO_RETURN = "no_return"  # the deadline passed, and no next turn ever came
-    VICTIM = "victim"  # released under memory pressure
+    VICTIM = "victim"  # gave its memory up: to a request, or to the cap on pins
     SUPERSEDED = "superseded"  # the program went on without it, or has too many
     ENDED = "ended"  # the program ended
     RESET = "reset"  # prefix cache reset, sleep, shutdown or self-disable
@@ -112,8 +112,8 @@ class Decision(NamedTuple):
     reason: one short machine-readable phrase, e.g. "ecdf:tool".
     inputs: the numbers it was computed from.
     policy_ttl_s: the part of `ttl_s` that the policy itself asked for; beyond it the
-        pin lasts for the client's own TTL, and any waiting request may take it. Set
-        by `Retention`, not by policies.
+        pin lasts for the client's own TTL, and waiting requests may take it. Set by
+        `Retention`, not by policies.
     stall_wait_s: for so long after the turn's end an engine that has nothing to run
         waits for the next turn rather than take the pin. 0: it takes the pin at once.
     min_keep_share: under pressure the pin loses block by block, tail first, while it
@@ -146,7 +146,8 @@ class Pressure(NamedTuple):
     wanted_blocks: int = 0  # blocks last asked for in vain; may be doubled
 
 
-#: Where a program stands, whatever its requests wait for; of one length per ordering.
+#: Where a program stands in the queue's order, without what belongs to one request
+#: alone; of one length per ordering.
 Rank = tuple[int, ...]
 #: Returns prompt tokens [start, stop).
 TokenSlice = Callable[[int, int], Sequence[int]]
@@ -319,7 +320,7 @@ class Urgency(Enum):
     """For whom memory is wanted; decides which pins may be taken."""
 
     OVERDUE = "overdue"  # queued beyond the bound: any pin, if that makes it fit
-    WAITING = "waiting"  # a queued request while others run: younger programs' pins
+    WAITING = "waiting"  # a queued request while others run: see `Reclaimer`
     HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin
     STALLED = "stalled"  # nothing runs: any pin, once its policy waits no longer

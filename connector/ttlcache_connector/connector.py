@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ttlcache.config import load_config
 from ttlcache.errors import TTLCacheError
 from ttlcache.types import Admission, Urgency
-from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.engine import requirements, vllm_internals
 from ttlcache_connector.engine.request_view import drop_unfit_args
 from ttlcache_connector.log import logger
 from ttlcache_connector.role.answers import by_arrival
@@ -92,7 +92,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             self._builder = SchedulerRoleBuilder(
                 vllm_config, kv_cache_config, self.config
             )
-            hooks.expose_control(_control)
+            vllm_internals.expose_control(_control)
         else:
             worker_tier = tier.worker_half(self.config, vllm_config, kv_cache_config)
         self.worker_role = WorkerRole(
@@ -195,7 +195,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         To be asked when a request is queued, once `on_new_request` has seen it; keys
         are integers, and all of one length. A key changes when pins end or a quantum
         is used up: a queue that keeps keys learns of it by `attach_scheduler` and
-        `requeue_if_moved`, one that asks anew at each step needs neither.
+        `refresh_place`, one that asks anew at each step needs neither.
         """
         if self.scheduler_role is None:
             return by_arrival(request, self._builder.engine.user_priority(request))
@@ -247,9 +247,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self._bound.steps.step_done(scheduler_output)
 
     @_of_scheduler(plain=False)
-    def requeue_if_moved(self, request: Request) -> bool:
+    def refresh_place(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
-        return self._bound.answers.requeue_if_moved(request)
+        return self._bound.answers.refresh_place(request)
 
     @_of_scheduler(plain=math.inf)
     def max_wait_s(self) -> float:

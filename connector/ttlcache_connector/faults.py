@@ -59,8 +59,7 @@ class Faults:
         if len(self._recent) == self._recent.maxlen and span_s <= WINDOW_S:
             self._recent.clear()
             log.warning(
-                "ttlcache: %d faults within %.0f s, retention is now off for this "
-                "server",
+                "ttlcache: %d faults within %.0f s: what has them is turned off",
                 self._recent.maxlen,
                 span_s,
             )

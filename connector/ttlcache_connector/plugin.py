@@ -114,11 +114,11 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
         _name_tool_parser(extra, sys.argv)
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
-        from ttlcache_connector.engine import hooks
+        from ttlcache_connector.engine import vllm_internals
 
         config = load_config(extra)
         vllm_options.check(vllm_config, config)
-        hooks.install_middleware(MIDDLEWARE)
+        vllm_internals.install_middleware(MIDDLEWARE)
         if config.lower_tier != "none":
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"

@@ -18,7 +18,7 @@ class QueueCallbacks(Protocol):
         """Sort key; must stay the same until `ProgramQueue.rekey` is called."""
         ...
 
-    def requeue_if_moved(self, request: Request) -> bool:
+    def refresh_place(self, request: Request) -> bool:
         """Whether the place of the head is out of date: `priority` answers anew."""
         ...
 
@@ -147,7 +147,7 @@ class ProgramQueue(RequestQueue):
                 self._aged.add(oldest.request.request_id)
                 self._callbacks.on_aged()
             return oldest
-        while self._callbacks.requeue_if_moved(first.request):
+        while self._callbacks.refresh_place(first.request):
             self.rekey(first.request.request_id)
             first = self._by_key[0]
         return first

@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.engine import requirements, vllm_internals
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
@@ -88,7 +88,7 @@ def put_right(vllm_config: Any, engine_args: Any) -> None:
 
 def log_missing(vllm_config: Any, engine_args: Any, config: TTLCacheConfig) -> None:
     """Say at start what does not work, once for all API servers of an engine."""
-    if not hooks.is_first_api_server(vllm_config):
+    if not vllm_internals.is_first_api_server(vllm_config):
         return
     for sentence in missing(vllm_config, engine_args, config):
         log.warning("ttlcache: %s", sentence)

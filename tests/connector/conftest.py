@@ -123,7 +123,7 @@ def pinned(engine: Engine) -> int:
 
 def demoting(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.role.parts.demoting.expired.copying_blocks
+    return engine.role.parts.demoting.demotions.copying_blocks
 
 
 def free(engine: Engine) -> int:

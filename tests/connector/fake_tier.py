@@ -40,7 +40,7 @@ class FakeTier(SchedulerTier, TierStores):
         self.stored_tokens = stored_tokens
         return Match(self.found, self.asked)
 
-    def allocated(self, request, blocks, loaded_tokens):
+    def allocated(self, request, blocks, external_tokens):
         self._maybe_fail("allocated")
 
     def build_metadata(self, output):

@@ -25,7 +25,7 @@ _TURNS = ("arrive", "on_allocated", "finished", "before_step", "eviction")
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "arrive": _at(_CONTROLLER, "arrive", "arrive"),
     "priority": _at(_QUEUE, "priority", "priority"),
-    "requeue_if_moved": _at(_QUEUE, "requeue_if_moved", "requeue_if_moved"),
+    "refresh_place": _at(_QUEUE, "refresh_place", "refresh_place"),
     "max_wait_s": _at(f"{_QUEUE}.wait_bound", "seconds", "max_wait_s"),
     "may_start": _at(_MEMORY, "may_start", "admission"),
     "reclaim": _at(_MEMORY, "reclaim", "eviction"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ttlcache_connector.copy.copy_thread import CopyThread, CopyThreads, Move
+from ttlcache_connector.tiers.lmcache.copy_thread import CopyThread, CopyThreads, Move
 
 WAIT_S = 20.0
 

@@ -20,9 +20,9 @@ from vllm.v1.worker.utils import allocate_kv_cache
 from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
-from ttlcache_connector.copy.block_copier import BlockCopier
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
 from ttlcache_connector.copy.lanes import make_lanes
+from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
 CPU = torch.device("cpu")

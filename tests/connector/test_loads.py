@@ -37,12 +37,12 @@ class Half(WorkerTier):
         self.done.append("save")
 
 
-def orders(*, is_past=True):
-    return TierMetadata(inner=object(), is_past=is_past)
+def orders(*, stores_before_forward=True):
+    return TierMetadata(inner=object(), stores_before_forward=stores_before_forward)
 
 
 @pytest.mark.parametrize(
-    ("loads_early", "is_past", "is_alone", "order"),
+    ("loads_early", "stores_before_forward", "is_alone", "order"),
     [
         (True, True, True, ["flush", "load", "save", "forward"]),
         # What this step computes is stored after it.
@@ -54,13 +54,13 @@ def orders(*, is_past=True):
     ],
 )
 def test_copies_begin_once_and_as_early_as_is_right(
-    loads_early, is_past, is_alone, order
+    loads_early, stores_before_forward, is_alone, order
 ):
     half = Half()
     role = WorkerRole(half, zeroes_blocks=not loads_early)
     for _ in range(2):
         half.done.clear()
-        metadata = orders(is_past=is_past)
+        metadata = orders(stores_before_forward=stores_before_forward)
         role.before_forward(metadata, is_alone=is_alone)
         half.done.append("forward")
         role.load(metadata)

@@ -28,11 +28,11 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.host_memory import PinnedRanges
-from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.copy.lanes import Lanes
 from ttlcache_connector.tiers.lmcache import copier as copier_module
 from ttlcache_connector.tiers.lmcache import registration
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
+from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 WAIT_S = 60.0

@@ -28,7 +28,7 @@ class Rig:
     def priority(self, request: Request) -> tuple[int, ...]:
         return self.keys[request.request_id]
 
-    def requeue_if_moved(self, request: Request) -> bool:
+    def refresh_place(self, request: Request) -> bool:
         key = self.moved.pop(request.request_id, None)
         if key is not None:
             self.keys[request.request_id] = key

@@ -55,7 +55,7 @@ def test_a_tenant_that_begins_many_contexts_stands_behind_the_first_ones_of_othe
     numbers = PlaceNumbers()
     flood = [numbers.next("a") for _ in range(64)]
     assert numbers.next("b") <= flood[0]
-    numbers.on_admission(flood[9])
+    numbers.on_scheduled(flood[9])
     assert flood[9] < numbers.next("c") <= flood[10]
 
 
@@ -63,7 +63,7 @@ def test_a_tenant_gains_nothing_for_having_been_away():
     numbers = PlaceNumbers()
     numbers.next("b")
     for _ in range(100):
-        numbers.on_admission(numbers.next("a"))
+        numbers.on_scheduled(numbers.next("a"))
     assert numbers.next("b") == 101
 
 
@@ -192,12 +192,12 @@ def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
         run(engine, f"x{branch}")
     assert engine.program("A").place.is_used_up
     assert engine.order("n1", "x2") == ["x2", "n1"]  # not looked at yet
-    requeue_if_moved = engine.controller.queue.requeue_if_moved
-    assert requeue_if_moved("x2")
-    assert not requeue_if_moved("x2")
-    assert not requeue_if_moved("n1")
+    refresh_place = engine.controller.queue.refresh_place
+    assert refresh_place("x2")
+    assert not refresh_place("x2")
+    assert not refresh_place("n1")
     assert engine.order("n1", "x2") == ["n1", "x2"]
-    assert not requeue_if_moved("unheard of")
+    assert not refresh_place("unheard of")
 
 
 def test_what_was_preempted_is_in_the_middle_of_its_turn():
@@ -207,7 +207,7 @@ def test_what_was_preempted_is_in_the_middle_of_its_turn():
     run(engine, "x1")
     assert engine.program("c").place.is_used_up
     engine.preempt("x0")
-    assert not engine.controller.queue.requeue_if_moved("x0")
+    assert not engine.controller.queue.refresh_place("x0")
 
 
 def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():

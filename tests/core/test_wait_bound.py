@@ -21,7 +21,7 @@ def tier():
 def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
     bound = WaitBound(fixed_s, tier)
     for _ in range(requests):
-        bound.on_admission(wait_s)
+        bound.on_scheduled(wait_s)
     return bound
 
 

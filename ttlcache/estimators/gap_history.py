@@ -71,7 +71,7 @@ class GapHistory:
         self._max_open = max_open
         self._global = GapWindow(global_window)
         self._windows: OrderedDict[GapKey, GapWindow] = OrderedDict()
-        #: Gaps recorded since the start: whether there is anything new to save.
+        #: Gaps that have not ended, by their tokens.
         self._open: dict[Hashable, GapKey] = {}
 
     def start(self, token: Hashable, key: GapKey, now_s: float) -> None:

@@ -8,10 +8,10 @@ Where it differs from CacheTTL v4 (`cachettl`), and why:
 
 E[min(gap, tau)]   not tau: a pin that is claimed early stops costing.
 price, weight      not 1: both sides are delays of others (`costs.MemoryPrice`). While
-                   no request waits memory is free, and the TTL infinite until one does
-                   (`provisional`). Queueing again, the paper's T * eta, is no waste:
-                   another request is served meanwhile. Where the pool is unknown:
-                   price 1, B = T * eta + rebuild, as in the paper.
+                   no request waits memory is free, and the TTL infinite (that is, the
+                   cap) until one does (`provisional`). Queueing again, the paper's
+                   T * eta, is no waste: another request is served meanwhile. Where the
+                   pool is unknown: price 1, B = T * eta + rebuild, as in the paper.
 rebuild            by a reload as often as the lower tier lately had what was evicted
                    and wanted again, else by a prefill.
 F                  by Kaplan-Meier: gaps that never ended, and those still open, count

@@ -1,4 +1,7 @@
-"""No retention: vLLM's own end-of-turn eviction, the baseline of every table."""
+"""No retention: an ended turn is a prefix cache hit until vLLM takes its blocks.
+
+The baseline of every table.
+"""
 
 from __future__ import annotations
 

@@ -142,8 +142,8 @@ class Pin:
         it must not follow a program whose later requests name another class.
     rank: where its program stood when the pin was made; the largest gives way first.
     quantum_used: its program's quantum was used up then: a claim is no protection.
-    policy_deadline_s: beyond it only the client's own TTL keeps the pin, and any
-        waiting request may take the memory.
+    policy_deadline_s: beyond it only the client's own TTL keeps the pin, and waiting
+        requests may take the memory.
     has_client_ttl: the client asked for a longer TTL than the policy.
     stall_until_s: before it an engine that has nothing to run waits rather than take
         the pin.

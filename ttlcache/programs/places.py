@@ -60,7 +60,7 @@ class Place:
         """Its quantum is used up, no turn was admitted since: a pin gives no rank."""
         return self.quantum_from_s == math.inf
 
-    def on_admission(self) -> None:
+    def on_scheduled(self) -> None:
         """A turn got its memory: the next quantum begins if the last one is used up."""
         self.turns += 1
         if self.is_used_up:
@@ -99,7 +99,7 @@ class PlaceNumbers:
             self._last.popitem(last=False)
         return number
 
-    def on_admission(self, number: int) -> None:
+    def on_scheduled(self, number: int) -> None:
         """A turn that stood at this number got its memory."""
         self._started = max(self._started, number)
 

@@ -1,2 +1,2 @@
-"""How long a finished turn is pinned, which pins give way under pressure, and where a
-pin ends."""
+"""How long a finished turn is pinned, where a pin ends, and which pins may be taken
+for a request: the judge is `Reclaimer`."""

@@ -141,7 +141,7 @@ class OpenTurns:
         self.pins.add_waiter(pin, request_id)
         return Followed(pin, reusable)
 
-    def claim(self, pin: Pin, cached_tokens: int) -> Claim:
+    def account_claim(self, pin: Pin, cached_tokens: int) -> Claim:
         """A request takes a pin over: what that spares, against plain vLLM's cache.
 
         The caller ends the pin next.

@@ -19,7 +19,8 @@ _MAX_OUTDATED = 64
 
 
 def _order(pin: Pin) -> tuple[int, ...]:
-    # Latest program first (paper §5.2): victims are taken from the end.
+    # By class, and then the latest program first (paper §5.2), as the ordering ranks
+    # it: victims are taken from the end.
     return (-pin.priority_class, *pin.rank, pin.pin_id)
 
 

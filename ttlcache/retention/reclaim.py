@@ -35,7 +35,12 @@ _BEHIND_ALL: Rank = (sys.maxsize,)
 
 @dataclass(slots=True)
 class Reclaimer:
-    """Takes memory back from pins, tail first, latest program first."""
+    """Takes memory back from pins: the order is `PinTable.victims`, of one pin the
+    tail goes first.
+
+    A waiting request may take pins of a larger rank, those past their policy's
+    deadline, of tenants over their share, and those that yield; a running one any.
+    """
 
     pins: PinTable
     holder: BlockHolder

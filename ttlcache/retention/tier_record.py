@@ -19,7 +19,7 @@ class TierRecord:
 
     name: the tier's in metrics: `lower_tier`.
     requests: those between arrival and finish.
-    source: the tier's name in the cost model, None while there is none.
+    source: under which the cost model learns its reloads, None while it is away.
     generation: counts up when what went there before need not be there any more,
         though the tier has room: it was away, or everything was reset.
     """

@@ -1,2 +1,2 @@
-"""In which order waiting requests are served, which of them may start, and which pins
-give way for them."""
+"""In which order waiting requests are served, which of them may start, and what is
+asked of pins for them."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from ttlcache.class_path import load_class
 from ttlcache.types import Rank
 
-#: (user priority, class, class, place, …, request arrival)
+#: (user priority, two flags of what is served first, place, …, request arrival)
 PriorityKey = tuple[int, ...]
 
 

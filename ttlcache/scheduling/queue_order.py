@@ -44,7 +44,7 @@ class QueueOrder:
         """
         return self.ordering.key(self._queued(self.requests[request_id], preempted))
 
-    def requeue_if_moved(self, request_id: str) -> bool:
+    def refresh_place(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
 
         Asked about the head of the queue: another turn of its context may have used up
@@ -88,12 +88,12 @@ class QueueOrder:
             self.work.on_arrival(record.queued_s, newest)
         self._read_place(record)
 
-    def on_admission(self, record: RequestRecord) -> None:
+    def on_scheduled(self, record: RequestRecord) -> None:
         """The request waits no longer."""
-        self.programs.place_numbers.on_admission(record.place_seq)
-        record.place.on_admission()
+        self.programs.place_numbers.on_scheduled(record.place_seq)
+        record.place.on_scheduled()
         admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
-        self.wait_bound.on_admission(admitted_s - record.queued_s)
+        self.wait_bound.on_scheduled(admitted_s - record.queued_s)
 
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""

@@ -42,7 +42,7 @@ class WaitBound:
     tier: TierRecord
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
-    def on_admission(self, wait_s: float) -> None:
+    def on_scheduled(self, wait_s: float) -> None:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
 

@@ -63,7 +63,7 @@ class _Call:
 class PlasGate(Gate):
     """Holds no turn, but sorts the waiting queue in place of the connector's ordering.
 
-    The queue asks `priority` and `requeue_if_moved` of the connector; this object
+    The queue asks `priority` and `refresh_place` of the connector; this object
     answers both.
     """
 
@@ -79,9 +79,9 @@ class PlasGate(Gate):
         self._promotions: list[tuple[float, int, Request]] = []
         self._count = itertools.count()
         callbacks: Any = connector
-        self._connector_moved = callbacks.requeue_if_moved
+        self._connector_moved = callbacks.refresh_place
         callbacks.priority = self.priority
-        callbacks.requeue_if_moved = self.requeue_if_moved
+        callbacks.refresh_place = self.refresh_place
 
     def attained(self, program_id: str) -> Attained:
         """The program's counters."""
@@ -98,7 +98,7 @@ class PlasGate(Gate):
         resumes = request.status is RequestStatus.PREEMPTED
         return (not resumes, self._level(call), call.record.seq)
 
-    def requeue_if_moved(self, request: Request) -> bool:
+    def refresh_place(self, request: Request) -> bool:
         """Promotes what is due; True: the queue looks for its head anew."""
         now_s, promoted = self._now_s(), False
         while self._next_promotion_s() <= now_s:

@@ -1,2 +1,2 @@
-"""Our references on the blocks of vLLM's pool: of pins, and of ended turns that are
-still cached."""
+"""Our references on the blocks of vLLM's pool: of pins; above a lower tier also of
+ended turns that are still cached or being copied."""

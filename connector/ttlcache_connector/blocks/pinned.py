@@ -38,7 +38,7 @@ class Candidate:
     """The pinnable blocks of a finished request, root first; their tokens.
 
     footprint_blocks: its memory, shared blocks divided among those who use them.
-    pinned: blocks of pins, by id.
+    pinned: how many pins hold each of them, by block id.
     """
 
     blocks: list[KVCacheBlock]
@@ -66,7 +66,7 @@ class PinnedBlocks:
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
-            expired_refs: references of `ExpiredTurns`, by block id, as they change.
+            expired_refs: references of `DemotionQueue`, by block id, as they change.
         """
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.

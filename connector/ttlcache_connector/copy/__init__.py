@@ -1,1 +1,1 @@
-"""Moves KV blocks between vLLM's tensors and host memory, on a thread of its own."""
+"""vLLM's KV tensors as block layouts, and the engines that copy them to host memory."""

@@ -25,7 +25,7 @@ from ttlcache.programs.client_values import (
     client_number,
     client_salt,
 )
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 from ttlcache_connector.http.asgi import read_body, send_json
 from ttlcache_connector.http.naming import label
 from ttlcache_connector.log import logger
@@ -61,7 +61,9 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     if not authorized(scope):
         return 401, {"error": "Unauthorized"}
     if path == "/ttlcache/programs" and scope["method"] == "GET":
-        answers = await hooks.ask_engines(state.engine_client, {"do": "programs"})
+        answers = await vllm_internals.ask_engines(
+            state.engine_client, {"do": "programs"}
+        )
         return 200, {"engines": answers}
     match = _PROGRAM.fullmatch(path)
     if match is None:
@@ -77,7 +79,7 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     others = [text for text in (match[1], unquote(match[1])) if text != program_id]
     if others:
         order["as_sent"] = list(dict.fromkeys(others))
-    answers = await hooks.ask_engines(state.engine_client, order)
+    answers = await vllm_internals.ask_engines(state.engine_client, order)
     known = [a for a in answers if a.get("known")]
     if not known:
         return 404, {"program_id": program_id, "known": False}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 from ttlcache_connector.http.asgi import Scope
 
 RANK_HEADER = b"x-data-parallel-rank"
@@ -35,11 +35,11 @@ def heed_rank(scope: Scope, path: str) -> dict[str, object] | None:
     except ValueError:
         return None  # vLLM takes it for none, too
     client = scope["app"].state.engine_client
-    ranks = hooks.count_ranks(client)
+    ranks = vllm_internals.count_ranks(client)
     if not 0 <= rank < ranks:
         text = f"data_parallel_rank {rank} is out of range [0, {ranks})."
         error = {"message": text, "type": "BadRequestError", "param": None, "code": 400}
         return {"error": error}
-    hooks.choose_rank(client, _rank.get)
+    vllm_internals.choose_rank(client, _rank.get)
     _rank.set(rank)
     return None

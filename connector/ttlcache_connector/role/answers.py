@@ -13,7 +13,7 @@ from ttlcache_connector.faults import guarded
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.blocks.expired import ExpiredTurns
+    from ttlcache_connector.blocks.demotion_queue import DemotionQueue
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
 
@@ -43,9 +43,9 @@ class SchedulerAnswers:
         return by_arrival(request, self._engine.user_priority(request))
 
     @guarded(fallback=False)
-    def requeue_if_moved(self, request: Request) -> bool:
+    def refresh_place(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
-        return self._controller.queue.requeue_if_moved(request.request_id)
+        return self._controller.queue.refresh_place(request.request_id)
 
     @guarded(fallback=math.inf)
     def max_wait_s(self) -> float:
@@ -93,17 +93,17 @@ class SchedulerAnswers:
                 freed = memory.redecide_provisional()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
-                    self._demoting.expired, needed_blocks - freed, request, urgency
+                    self._demoting.demotions, needed_blocks - freed, request, urgency
                 )
         elif self._demoting is not None:  # one that runs waits for no copy
-            freed = self._demoting.expired.free(needed_blocks, at_once=True)
+            freed = self._demoting.demotions.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed
 
     def _evict_to_tier(
         self,
-        expired: ExpiredTurns,
+        demotions: DemotionQueue,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
@@ -112,13 +112,13 @@ class SchedulerAnswers:
         alternative is a prefill of seconds."""
         pool = self._holder.pool
         before = pool.get_num_free_blocks()
-        expired.free(needed_blocks, at_once=False)
+        demotions.free(needed_blocks, at_once=False)
         freed = pool.get_num_free_blocks() - before
-        lack = needed_blocks - freed - expired.soon_free()
+        lack = needed_blocks - freed - demotions.soon_free()
         if lack > 0:
             self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
-        return freed if freed >= needed_blocks or not expired.soon_free() else 0
+        return freed if freed >= needed_blocks or not demotions.soon_free() else 0
 
     def _reclaim(
         self,

@@ -19,7 +19,7 @@ from ttlcache.telemetry.metrics import (
     MAX_OBSERVATIONS,
 )
 from ttlcache.types import IdentityRule, PinOutcome
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
@@ -82,7 +82,7 @@ class TTLPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._failed = False
-        hooks.forget_metrics(
+        vllm_internals.forget_metrics(
             {_PREFIX + name for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
         )
         counter, gauge = metric_types[Counter], metric_types[Gauge]

@@ -105,8 +105,8 @@ class RequestEvents:
     def stored_tokens(self, request: Request) -> float:
         """Upper bound on the request's tokens that the tier can hold.
 
-        If the request continues a pinned turn, nothing beyond that turn has ever been
-        computed, so it is not looked up. Without a live pin: unknown, infinity.
+        If the request continues a pinned turn, this engine has computed nothing beyond
+        it, so it is not looked up. Without a live pin: unknown, infinity.
         """
         record = self._controller.requests.get(request.request_id)
         pin_id = None if record is None else record.pin_id
@@ -123,24 +123,24 @@ class RequestEvents:
             self._controller.tier.on_lookup(request.request_id, chunk_tokens)
 
     def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+        self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
-        """The request holds its blocks, and of `loaded_tokens` KV will be loaded."""
-        self._lower.allocated(request, blocks, loaded_tokens)
-        self.on_allocated(request, is_loaded=loaded_tokens > 0)
+        """The request holds its blocks, and of `external_tokens` KV will be loaded."""
+        self._lower.allocated(request, blocks, external_tokens)
+        self.on_allocated(request, awaits_load=external_tokens > 0)
 
     @guarded()
-    def on_allocated(self, request: Request, *, is_loaded: bool) -> None:
-        """Claim its pin. `is_loaded`: a part of its KV is on its way."""
+    def on_allocated(self, request: Request, *, awaits_load: bool) -> None:
+        """Claim its pin. `awaits_load`: a part of its KV is on its way."""
         request_id = request.request_id
-        if is_loaded:
+        if awaits_load:
             self._prefills.load_started(request_id)
         hit_tokens = self._local_hits.pop(request_id, 0)
         self._engine.forget(request_id)
         record = self._controller.requests.get(request_id)
         self._controller.on_allocated(request_id, hit_tokens)
         if self._demoting is not None and record is not None:
-            self._demoting.expired.on_program_resumed(record.program)
+            self._demoting.demotions.on_program_resumed(record.program)
         self._prefills.start(request)
 
     @guarded()

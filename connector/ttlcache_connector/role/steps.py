@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 from ttlcache_connector.engine.request_view import step_of
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.tiers.base import TierEvents
@@ -59,7 +59,7 @@ class StepEvents:
     @guarded()
     def put_back_failed_loads(self) -> None:
         if self._parts.engine.scheduler is not None:
-            hooks.put_back_failed_loads(self._parts.engine.scheduler)
+            vllm_internals.put_back_failed_loads(self._parts.engine.scheduler)
 
     @guarded()
     def foreign_step(self) -> None:
@@ -102,7 +102,7 @@ class StepEvents:
         """
         if self._demoting is not None:
             engine = self._parts.engine
-            self._demoting.expired.start_copies_ahead(
+            self._demoting.demotions.start_copies_ahead(
                 lambda: engine.tokens_ahead(scheduled_tokens)
             )
 
@@ -124,7 +124,7 @@ class StepEvents:
         events = lower.call(lower.tier.take_events, TierEvents())
         with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
             for request_id in events.settled:
-                last.callback(demoting.expired.on_settled, request_id)
+                last.callback(demoting.demotions.on_settled, request_id)
             for load in events.loaded:
                 self._controller.tier.on_load_finished(
                     load.request_id, load.tokens, load.seconds

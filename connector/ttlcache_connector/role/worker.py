@@ -49,12 +49,12 @@ class WorkerRole:
         self.tier.before_step(metadata)
         loads = is_alone and not self._zeroes_blocks
         self._loaded = metadata if loads else None
-        self._saved = metadata if metadata.is_past else None
+        self._saved = metadata if metadata.stores_before_forward else None
         try:
             if loads:
                 self.tier.load(metadata)
         finally:
-            if metadata.is_past:
+            if metadata.stores_before_forward:
                 self.tier.save(metadata)
 
     @guarded()

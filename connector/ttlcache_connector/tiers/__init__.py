@@ -1,2 +1,2 @@
-"""Where KV goes when it leaves GPU memory: the contract of a lower tier, and LMCache as
-one."""
+"""Where KV goes when it leaves GPU memory: the contract of a lower tier, host memory
+and LMCache."""

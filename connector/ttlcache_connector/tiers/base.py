@@ -38,14 +38,14 @@ class TierMetadata(KVConnectorMetadata):
     """The scheduler tier's orders of one step for the worker tiers.
 
     inner: the tier's own orders, None where there are none.
-    is_past: stores may start before the forward pass, because their KV was written in
-        an earlier step; this frees their blocks one step sooner.
+    stores_before_forward: their KV was written in an earlier step, so that they may
+        start before the forward pass; this frees their blocks one step sooner.
     abandoned: requests whose load was promised to vLLM but could not be ordered: the
         worker reports it as failed.
     """
 
     inner: Any = None
-    is_past: bool = False
+    stores_before_forward: bool = False
     abandoned: set[str] = field(default_factory=set)
 
 
@@ -216,9 +216,9 @@ class SchedulerTier:
         return Match()
 
     def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+        self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
-        """The request got its blocks, `loaded_tokens` of them to be loaded."""
+        """The request got its blocks, `external_tokens` of them to be loaded."""
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders of this step; called once a step, after all allocations."""
@@ -253,8 +253,9 @@ class SchedulerTier:
 class Transfers:
     """What the worker's half reports after a step: vLLM's own fields.
 
-    invalid_blocks: blocks whose load failed (models with one KV cache group).
-    failed: requests whose load failed (models with several).
+    failed: requests whose load failed.
+    invalid_blocks: blocks whose load failed: vLLM takes either, this one from models
+        with one KV cache group.
     """
 
     received: set[str] = field(default_factory=set)

@@ -88,15 +88,15 @@ class GuardedTier:
             self.call(self.tier.stores.report_turn, None, turn)
 
     def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+        self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
-        """Blocks were allocated, for `loaded_tokens` of which the tier loads KV."""
+        """Blocks were allocated, for `external_tokens` of which the tier loads KV."""
         if not self.is_set:
             return
-        if loaded_tokens:
+        if external_tokens:
             self._ordered.add(request.request_id)
         try:
-            self.tier.allocated(request, blocks, loaded_tokens)
+            self.tier.allocated(request, blocks, external_tokens)
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("tier_allocated")
             self._abandoned |= self._ordered & {request.request_id}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -92,7 +92,9 @@ class HostIndex:
             num_blocks: of the host's pool; one of them is the null block.
             manager: of the GPU's pool.
         """
-        self._coordinator = hooks.coordinator_like(manager, vllm_config, num_blocks)
+        self._coordinator = vllm_internals.coordinator_like(
+            manager, vllm_config, num_blocks
+        )
         self._pool = self._coordinator.block_pool
         self._locks = HeldBlocks(self._pool)  # of copies and hits
         self._turns: dict[str, StoredTurn] = {}
@@ -101,10 +103,10 @@ class HostIndex:
         # Of a program: its turns by their last block.
         self._of_program: dict[str, dict[int, str]] = {}
 
-    def block_of(self, hashes: hooks.BlockHashes) -> KVCacheBlock | None:
+    def block_of(self, hashes: vllm_internals.BlockHashes) -> KVCacheBlock | None:
         """The block that holds the same as one of GPU memory."""
         (name, *_), _ = hashes
-        return hooks.cached_block(self._pool, name)
+        return vllm_internals.cached_block(self._pool, name)
 
     @property
     def used_blocks(self) -> int:
@@ -160,7 +162,7 @@ class HostIndex:
         return blocks
 
     def set_content(
-        self, block: KVCacheBlock, hashes: hooks.BlockHashes
+        self, block: KVCacheBlock, hashes: vllm_internals.BlockHashes
     ) -> KVCacheBlock:
         """What the block holds: it can be found from now on.
 
@@ -169,7 +171,7 @@ class HostIndex:
         """
         there = self.block_of(hashes)
         if there is None:
-            hooks.set_hashes(self._pool, block, hashes)
+            vllm_internals.set_hashes(self._pool, block, hashes)
             return block
         self.lock([there])
         self.unlock([block])

@@ -104,10 +104,10 @@ class CPUSchedulerTier(SchedulerTier):
         return Match(found.tokens, is_answered=True)
 
     def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+        self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         request_id = request.request_id
-        if not loaded_tokens:
+        if not external_tokens:
             self._unlock(request_id)
             return
         found = self._found[request_id]
@@ -117,13 +117,13 @@ class CPUSchedulerTier(SchedulerTier):
         ):
             first = found.hit_tokens // size
             # vLLM may have taken less than was found.
-            for place, source in enumerate(sources[: -(-loaded_tokens // size)]):
+            for place, source in enumerate(sources[: -(-external_tokens // size)]):
                 if not source.is_null:
                     copy.cpu_blocks.append(source.block_id)
                     copy.gpu_blocks.append(ids[first + place])
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
-        load = _Load(loaded_tokens, self._now_s(), found.locked, targets)
+        load = _Load(external_tokens, self._now_s(), found.locked, targets)
         self._loads.begin(request_id, load)
         self._orders[request_id] = copy
         del self._found[request_id]  # its locks are the load's now
@@ -145,7 +145,7 @@ class CPUSchedulerTier(SchedulerTier):
         unwritten = self._unwritten(output) if self.stores else set()
         stores = self.stores.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
-        return TierMetadata(orders or None, is_past=True)
+        return TierMetadata(orders or None, stores_before_forward=True)
 
     def _unwritten(self, output: SchedulerOutput) -> set[int]:
         """Blocks that this step writes: they have their hashes before their content."""

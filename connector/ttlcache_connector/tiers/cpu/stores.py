@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ttlcache.clock import default_clock
-from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine import vllm_internals
 from ttlcache_connector.tiers.base import TierStores, TurnEnd
 from ttlcache_connector.tiers.cpu.index import HeldBlocks, HostIndex, StoredTurn
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyReport
@@ -79,7 +79,7 @@ class _Turn:
     sources: block and content; one that others have overwritten has another content.
     """
 
-    sources: list[tuple[KVCacheBlock, hooks.BlockHashes]]
+    sources: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]]
     deadline_s: float
     program: str | None = None
 
@@ -94,7 +94,7 @@ class _Store:
 
     request_id: str
     turn: _Turn
-    missing: list[tuple[KVCacheBlock, hooks.BlockHashes]]
+    missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]]
     targets: list[KVCacheBlock]
     kept: list[KVCacheBlock]
     is_partial: bool
@@ -139,7 +139,7 @@ class CPUStores(TierStores):
             (block, hashes)
             for ids in block_ids
             for block in (table[i] for i in ids)
-            for hashes in [hooks.hashes_of(self._pool, block)]
+            for hashes in [vllm_internals.hashes_of(self._pool, block)]
             if hashes[0]
         ]
         if sources:
@@ -225,7 +225,7 @@ class CPUStores(TierStores):
     def _begin(self, request_id: str, turn: _Turn, unwritten: set[int]) -> _Store:
         """Copy what is not there yet and still in GPU memory."""
         kept: list[KVCacheBlock] = []
-        missing: list[tuple[KVCacheBlock, hooks.BlockHashes]] = []
+        missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]] = []
         for source, hashes in turn.sources:
             there = self._index.block_of(hashes)
             if there is not None:

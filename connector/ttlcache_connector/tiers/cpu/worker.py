@@ -92,7 +92,7 @@ class CopyLane:
         return ended
 
     def _outcomes(self, wait_s: float) -> list[Outcome]:
-        """None from an engine that raises: its copies may go on, as where one hangs."""
+        """Empty where it raises: its copies may go on, as those of one that hangs."""
         try:
             if wait_s:
                 self.engine.flush(wait_s)

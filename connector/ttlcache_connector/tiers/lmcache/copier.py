@@ -12,9 +12,9 @@ from lmcache.v1.multiprocess.transfer_context.base import (
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 
 from ttlcache.errors import TransferError
-from ttlcache_connector.copy.block_copier import BlockCopier
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
 from ttlcache_connector.copy.lanes import make_lanes
+from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
 from ttlcache_lmcache import internals
 
 

@@ -19,11 +19,11 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.lmcache.client import PREFIX
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
+from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 from ttlcache_lmcache import internals
 

@@ -94,14 +94,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         return self._lookups.match(request, hit_tokens, stored_tokens)
 
     def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+        self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         # Without a tracker every later step would fail for all requests.
         self._salts.tracker_of(request)
-        self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
-        if loaded_tokens:
+        self._inner.update_state_after_alloc(request, blocks, external_tokens)
+        if external_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            load = _Load(loaded_tokens, self._now_s(), ids)
+            load = _Load(external_tokens, self._now_s(), ids)
             self._loads[request.request_id] = load
         self._lookups.end(request.request_id)
 
@@ -118,7 +118,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
                 self._adapter.end_session(request_id)
         stores = {r.request_id: r for r in inner.requests if r.direction == "STORE"}
         self._lookups.stale.on_copies_start(stores)
-        return TierMetadata(inner, is_past=self._mode != "write-through")
+        return TierMetadata(inner, stores_before_forward=self._mode != "write-through")
 
     def worker_output(self, output: KVConnectorOutput) -> None:
         self._inner.update_connector_output(output)

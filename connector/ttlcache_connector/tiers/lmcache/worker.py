@@ -15,10 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError, TransferError
-from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import PREFIX, connect
+from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads
 from ttlcache_connector.tiers.lmcache.registration import Registration
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer

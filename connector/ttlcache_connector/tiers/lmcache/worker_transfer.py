@@ -17,8 +17,8 @@ from ttlcache.clock import stopwatch_s
 from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction
-from ttlcache_connector.copy.copy_thread import CopyThreads, Move
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
+from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads, Move
 
 
 class ThreadedTransfer(EngineDrivenTransferContext):
