@@ -8,18 +8,22 @@ last of them. Chunks in L1 that are no program's go by their last use.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict
 
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk, ProgramTable
-from ttlcache_lmcache.retention.residency import ObjectKey, Residency
+from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramTable
+from ttlcache_lmcache.retention.residency import Chunk, ObjectKey, Residency
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
-#: What is less goes first: the kind, the worth within it, and what settles ties.
+#: What is less goes first: the kind, the worth within it, and what settles ties. No two
+#: programs have the same one.
 Rank: TypeAlias = tuple[int, float, float]
+Leaving: TypeAlias = tuple[Rank, ChainProgram | None, Chunk]
 
 _EMPTY, _FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(-1, 6)
 
@@ -52,10 +56,10 @@ class EvictionOrder:
     """
 
     def __init__(self, max_programs: int, returns: ReturnEstimator) -> None:
-        self.book = ProgramTable(max_programs)
         self.residency = Residency()
+        self.book = ProgramTable(max_programs, self.residency)
         self._returns = returns
-        self._order: SortedList[tuple[Rank, int, ChainProgram]] = SortedList()
+        self._order: SortedDict[Rank, ChainProgram] = SortedDict()
         #: When each was ranked, and how; the one not ranked for longest first.
         self._ranked: OrderedDict[ChainProgram, tuple[Rank, float]] = OrderedDict()
         self._checks = 0
@@ -78,42 +82,31 @@ class EvictionOrder:
     def look(self, now_s: float) -> None:
         """A call begins: take in what changed, and bring the order nearer to the
         truth."""
-        for chunk in self.book.freed:
-            self.residency.disown(chunk)
         for program in self.book.changed:
             if program.chain:
                 self._put(program, now_s)
             else:  # forgotten, or of less than a chunk
                 self._remove(program)
-        self.book.freed.clear()
         self.book.changed.clear()
         self._checks = _CHECKS
         for _ in range(min(SLICE, len(self._ranked))):
             self._put(next(iter(self._ranked)), now_s)
 
-    def chunks(self, now_s: float) -> Iterator[tuple[Rank, ChainProgram | None, Chunk]]:
+    def chunks(self, now_s: float) -> Iterator[Leaving]:
         """Every chunk in L1 once, in the order in which they should go.
 
         Whatever is not deleted is there again at the next call. While one is under
         way, nothing may change.
         """
-        place, unowned_place = 0, 0
+        unowned = self.residency.unowned()
+        nobodys = ((of_unowned(used, now_s), None, chunk) for used, chunk in unowned)
+        return heapq.merge(nobodys, self._owned(now_s), key=itemgetter(0))
+
+    def _owned(self, now_s: float) -> Iterator[Leaving]:
+        """Those that programs have."""
+        place = 0
         shown: set[Chunk] = set()
-        while True:
-            first = self._at(place, now_s)
-            unowned = self.residency.unowned(unowned_place)
-            if unowned is not None:
-                used_s, chunk = unowned
-                rank = of_unowned(used_s, now_s)
-                if self.book.holders(chunk):
-                    self.residency.own(chunk)
-                    continue
-                if first is None or rank < first[0]:
-                    yield rank, None, chunk
-                    unowned_place += 1
-                    continue
-            if first is None:
-                return
+        while (first := self._at(place, now_s)) is not None:
             rank, program = first
             gives = False
             for chunk in self._own(program, rank, now_s):
@@ -156,7 +149,7 @@ class EvictionOrder:
         rank, known = self.rank(program, now_s), self._ranked.get(program)
         if known is None or known[0] != rank:
             self._remove(program)
-            self._order.add((rank, program.number, program))
+            self._order[rank] = program
         self._ranked[program] = (rank, now_s)
         self._ranked.move_to_end(program)
         return rank
@@ -164,7 +157,7 @@ class EvictionOrder:
     def _remove(self, program: ChainProgram) -> None:
         known = self._ranked.pop(program, None)
         if known is not None:
-            self._order.remove((known[0], program.number, program))
+            del self._order[known[0]]
 
     def _at(self, place: int, now_s: float) -> tuple[Rank, ChainProgram] | None:
         """The one at a place from the front; None if there are not so many.
@@ -172,7 +165,7 @@ class EvictionOrder:
         Ranked anew before it is shown, and put back where that makes it worth more.
         """
         while place < len(self._order):
-            before, _, program = self._order[place]
+            before, program = self._order.peekitem(place)
             if self._checks <= 0 or self._ranked[program][1] == now_s:
                 return before, program
             self._checks -= 1

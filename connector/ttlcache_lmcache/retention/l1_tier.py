@@ -23,8 +23,8 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
-from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of
+from ttlcache_lmcache.retention.program_table import ChainProgram
+from ttlcache_lmcache.retention.residency import Chunk, ObjectKey, chunk_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Share of L1 in use from which a store that fails is a matter of room.

@@ -11,13 +11,9 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
-
-#: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
-#: what clients and resets keep apart by a salt.
-Chunk: TypeAlias = tuple[str, bytes]
+from ttlcache_lmcache.retention.residency import Chunk, Residency
 
 #: Seconds after which a request without an end has none: its engine died. After as long
 #: LMCache clears its session away.
@@ -63,22 +59,22 @@ class ProgramTable:
 
     Args:
         max_programs: programs remembered; the longest idle is forgotten.
+        residency: is told which chunks are somebody's, and which nobody's.
 
     Attributes:
         changed: programs that have other chunks, share one with fewer, or may be worth
             more or less, since whoever ranks them took them from here.
-        freed: chunks that became nobody's, as above; one may be somebody's again.
     """
 
-    def __init__(self, max_programs: int) -> None:
+    def __init__(self, max_programs: int, residency: Residency) -> None:
         self._max = max_programs
+        self._residency = residency
         self._numbers = itertools.count()
         self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self.changed: dict[ChainProgram, None] = {}
-        self.freed: dict[Chunk, None] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -250,6 +246,7 @@ class ProgramTable:
     def _hold(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             self._holders.setdefault(chunk, {})[program] = None
+            self._residency.own(chunk)
         self.changed[program] = None
 
     def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
@@ -261,7 +258,7 @@ class ProgramTable:
                 shared = next(iter(holders))
             else:
                 del self._holders[chunk]
-                self.freed[chunk] = None
+                self._residency.disown(chunk)
         if shared is not None:  # of the deepest such chunk, so of all before it
             self.changed[shared] = None
 

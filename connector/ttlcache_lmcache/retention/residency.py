@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from sortedcontainers import SortedDict
 
-from ttlcache_lmcache.retention.program_table import Chunk
+#: (space, chunk hash), see `space_of`. The hash alone would mix models, and what
+#: clients and resets keep apart by a salt.
+Chunk: TypeAlias = tuple[str, bytes]
 
 
 class ObjectKey(Protocol):
@@ -144,17 +146,12 @@ class Residency:
             self._unowned[found.place] = chunk
 
     def own(self, chunk: Chunk) -> None:
+        """A program has the chunk."""
         found = self._chunks.get(chunk)
         if found is not None and found.place is not None:
             del self._unowned[found.place]
             found.place = None
 
-    def unowned(self, place: int) -> tuple[float, Chunk] | None:
-        """The time of its last use, and the chunk, by that time; None behind the last.
-
-        One that became a program's is among them until `own`.
-        """
-        if place >= len(self._unowned):
-            return None
-        (used_s, _), chunk = self._unowned.peekitem(place)
-        return used_s, chunk
+    def unowned(self) -> Iterator[tuple[float, Chunk]]:
+        """The time of its last use, and the chunk, by that time."""
+        return ((used_s, chunk) for (used_s, _), chunk in self._unowned.items())
