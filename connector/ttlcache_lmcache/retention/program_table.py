@@ -50,7 +50,7 @@ class ChainProgram:
 
     def is_in_ttl(self, now_s: float) -> bool:
         """Whether it is idle, and inside the TTL that a client set."""
-        is_kept = self.is_told and not self.is_finished and now_s < self.deadline_s
+        is_kept = self.is_told and now_s < self.deadline_s
         return is_kept and not self.is_running(now_s)
 
 
@@ -124,6 +124,12 @@ class ProgramTable:
         self._heard_of(program, now_s)
         return program, goes_on
 
+    def rest(self, program: ChainProgram, now_s: float) -> None:
+        """A turn of it ended; nothing of it runs now."""
+        self._no_request(program)
+        self._heard_of(program, now_s)
+        self.changed[program] = None
+
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
         """A request's whole context is known now: what it generated counts, too.
 
@@ -137,16 +143,9 @@ class ProgramTable:
                 # What is somebody's as a whole is a hit, and may be a part of his
                 # prompt only.
                 if depth < len(chain) and chain[-1] not in self._holders:
-                    self._lengthen(program, chain[depth:])
+                    self._set_chain(program, [*program.chain, *chain[depth:]])
                 return program
         return None
-
-    def end(self, request_id: str, now_s: float) -> ChainProgram | None:
-        """A request is over; its program, if it was known."""
-        program = self._by_request.get(request_id)
-        if program is not None:
-            self._rest(program, now_s)
-        return program
 
     def adopt(
         self,
@@ -176,13 +175,8 @@ class ProgramTable:
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
         if not keeps_place:
-            self._rest(program, now_s)
+            self.rest(program, now_s)
         return program
-
-    def heard_of(self, program: ChainProgram, now_s: float) -> None:
-        """A turn of it ended of which nothing was looked up."""
-        if program.chain and not program.is_running(now_s):
-            self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
@@ -210,11 +204,6 @@ class ProgramTable:
                     return program
         return None
 
-    def _rest(self, program: ChainProgram, now_s: float) -> None:
-        self._no_request(program)
-        self._heard_of(program, now_s)
-        self.changed[program] = None
-
     def _no_request(self, program: ChainProgram) -> None:
         if program.request is not None:
             self._by_request.pop(program.request, None)
@@ -224,12 +213,6 @@ class ProgramTable:
         program.seen_s = now_s
         self._programs[program] = None
         self._programs.move_to_end(program)
-
-    def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
-        self._unlist_end(program)
-        self._hold(program, more)
-        program.chain.extend(more)
-        self._list_end(program)
 
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
