@@ -11,6 +11,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
 from ttlcache_lmcache.retention.residency import Chunk, Residency
@@ -54,6 +55,9 @@ class ChainProgram:
         return is_kept and not self.is_running(now_s)
 
 
+_Programs: TypeAlias = dict[Chunk, dict[ChainProgram, None]]
+
+
 class ProgramTable:
     """All programs and who holds which chunk. Not thread-safe: the caller locks.
 
@@ -72,8 +76,8 @@ class ProgramTable:
         self._numbers = itertools.count()
         self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
-        self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
-        self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._holders: _Programs = {}
+        self._by_end: _Programs = {}
         self.changed: dict[ChainProgram, None] = {}
 
     def __len__(self) -> int:
@@ -220,44 +224,35 @@ class ProgramTable:
             if old != new:
                 break
             common += 1
-        self._unlist_end(program)
+        if program.chain:
+            _unlist(self._by_end, program.chain[-1], program)
         self._release(program, program.chain[common:])
-        self._hold(program, chain[common:])
-        program.chain = chain
-        self._list_end(program)
-
-    def _hold(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
+        for chunk in chain[common:]:
             self._holders.setdefault(chunk, {})[program] = None
             self._residency.own(chunk)
+        if chain:
+            self._by_end.setdefault(chain[-1], {})[program] = None
+        program.chain = chain
         self.changed[program] = None
 
     def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         shared: ChainProgram | None = None
         for chunk in chunks:
-            holders = self._holders[chunk]
-            del holders[program]
-            if holders:
-                shared = next(iter(holders))
-            else:
-                del self._holders[chunk]
+            _unlist(self._holders, chunk, program)
+            shared = next(iter(self.holders(chunk)), shared)
+            if chunk not in self._holders:
                 self._residency.disown(chunk)
         if shared is not None:  # of the deepest such chunk, so of all before it
             self.changed[shared] = None
-
-    def _list_end(self, program: ChainProgram) -> None:
-        if program.chain:
-            self._by_end.setdefault(program.chain[-1], {})[program] = None
-
-    def _unlist_end(self, program: ChainProgram) -> None:
-        if program.chain:
-            ending = self._by_end[program.chain[-1]]
-            del ending[program]
-            if not ending:
-                del self._by_end[program.chain[-1]]
 
     def _new(self) -> ChainProgram:
         while len(self) >= self._max:
             idle = (each for each in self._programs if each.request is None)
             self.forget(next(idle, None) or next(iter(self._programs)))
         return ChainProgram(next(self._numbers), [], 0, 0)
+
+
+def _unlist(programs: _Programs, chunk: Chunk, program: ChainProgram) -> None:
+    del programs[chunk][program]
+    if not programs[chunk]:
+        del programs[chunk]

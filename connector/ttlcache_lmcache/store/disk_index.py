@@ -86,7 +86,7 @@ def scan(folder: Path, on_fault: OnFault) -> list[Found]:
     for path in folder.glob("??"):
         _close_to_others(path, object_file.FOLDER_MODE)
     for path in folder.glob("??/*"):
-        if object_file.is_temporary(path):
+        if path.suffix == object_file.TEMPORARY:
             path.unlink(missing_ok=True)
             continue
         if path.suffix != object_file.SUFFIX:
