@@ -45,7 +45,7 @@ class Hint(BaseModel):
         return GapKey(*parts[:2]) if parts and parts[0] else None
 
 
-_HINTS = TypeAdapter(list[Hint])
+_HINTS = TypeAdapter(Annotated[list[Hint], Field(max_length=MAX_HINTS)])
 
 
 def encode(hints: Sequence[Hint]) -> bytes:
@@ -59,11 +59,6 @@ def decode(payload: bytes) -> list[Hint]:
         ConfigError: not a JSON list of hints, or too many.
     """
     try:
-        hints = _HINTS.validate_json(payload)
+        return _HINTS.validate_json(payload)
     except ValidationError as error:
         raise ConfigError(f"{SET_TTL}: {error}") from None
-    if len(hints) > MAX_HINTS:
-        raise ConfigError(
-            f"{SET_TTL}: {len(hints)} hints, expected: at most {MAX_HINTS}"
-        )
-    return hints

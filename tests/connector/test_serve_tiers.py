@@ -135,11 +135,8 @@ def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, never_runs)
 
 def test_a_disk_in_use_is_said(serve_tiers, never_runs, monkeypatch, tmp_path):
     monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
-    used = disk_index.lock_folder(tmp_path)
-    try:
+    with disk_index.lock_folder(tmp_path):
         done = serve_tiers("--port", "7", "--disk", str(tmp_path))
-    finally:
-        disk_index.unlock_folder(used)
     assert done.exit_code == 1
     assert "--disk" in done.output
     assert "no other process uses" in done.output

@@ -25,7 +25,7 @@ def put_in_order(world: World) -> Iterator[tuple[Rank, str, bool]]:
     entries = [(rank(each, now_s), each.chain, True) for each in book.programs()]
     for chunk, found in tier._residency._chunks.items():
         if not book.holders(chunk):
-            entries.append((of_unowned(found.used_s, now_s), [chunk], False))
+            entries.append((of_unowned(found.used[0], now_s), [chunk], False))
     passed: Counter[tuple[str, bytes]] = Counter()
     for at, chain, is_owned in sorted(entries, key=lambda entry: entry[0]):
         for chunk in reversed(chain):

@@ -102,7 +102,7 @@ def serve_tiers(
         from ttlcache_lmcache.store import disk_index  # needs the lmcache extra
 
         if options.disk is not None:
-            disk_index.unlock_folder(disk_index.lock_folder(options.disk))
+            disk_index.lock_folder(options.disk).close()
     options.segment.unlink(missing_ok=True)  # of a server that was killed
     _warn_of_little_room(options)
     raise typer.Exit(_run(options))

@@ -66,11 +66,11 @@ class L2Notifications:
                     new[raw] = self._told[raw] = header.size
             _tell(self._notify_stored, new)
 
-    def removed(self, gone: Sequence[tuple[bytes, int]]) -> None:
+    def removed(self, gone: Sequence[bytes]) -> None:
         """Objects went away."""
         old: dict[bytes, int] = {}
         with self._lock:
-            for raw, _ in gone:
+            for raw in gone:
                 if raw in self._told and self._find(raw) is None:
                     old[raw] = self._told.pop(raw)
             _tell(self._notify_deleted, old)

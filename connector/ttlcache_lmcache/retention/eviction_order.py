@@ -8,28 +8,30 @@ last of them. Chunks in L1 that are no program's go by their last use.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict
 
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk, ProgramTable
-from ttlcache_lmcache.retention.residency import ObjectKey, Residency
+from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramTable
+from ttlcache_lmcache.retention.residency import Chunk, ObjectKey, Residency
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
-#: What is less goes first: the kind, the worth within it, and what settles ties.
+#: What is less goes first: the kind, the worth within it, and what settles ties. No two
+#: programs have the same one.
 Rank: TypeAlias = tuple[int, float, float]
+Leaving: TypeAlias = tuple[Rank, ChainProgram | None, Chunk]
 
-_EMPTY, _FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(-1, 6)
+_FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(6)
 
 #: A chunk of no program is given this long to be claimed by one: what a request
 #: generates is known to be its program's only when the request ends.
 _GRACE_S = 30.0
-#: Programs ranked anew at a call, in turn.
+#: Programs ranked anew at a call, in turn, and so many because it is theirs to go.
 SLICE = 8
-#: Programs ranked anew at a call because it is theirs to go.
-_CHECKS = 32
 
 
 def of_unowned(used_s: float, now_s: float) -> Rank:
@@ -52,13 +54,12 @@ class EvictionOrder:
     """
 
     def __init__(self, max_programs: int, returns: ReturnEstimator) -> None:
-        self.book = ProgramTable(max_programs)
         self.residency = Residency()
+        self.book = ProgramTable(max_programs, self.residency)
         self._returns = returns
-        self._order: SortedList[tuple[Rank, int, ChainProgram]] = SortedList()
-        #: When each was ranked, and how; the one not ranked for longest first.
-        self._ranked: OrderedDict[ChainProgram, tuple[Rank, float]] = OrderedDict()
-        self._checks = 0
+        self._order: SortedDict[Rank, ChainProgram] = SortedDict()
+        #: The same programs, the one not ranked for longest first.
+        self._ranked: OrderedDict[ChainProgram, Rank] = OrderedDict()
 
     def rank(self, program: ChainProgram, now_s: float) -> Rank:
         """By expected return; of equals the oldest program goes last."""
@@ -78,43 +79,33 @@ class EvictionOrder:
     def look(self, now_s: float) -> None:
         """A call begins: take in what changed, and bring the order nearer to the
         truth."""
-        for chunk in self.book.freed:
-            self.residency.disown(chunk)
         for program in self.book.changed:
             if program.chain:
                 self._put(program, now_s)
             else:  # forgotten, or of less than a chunk
                 self._remove(program)
-        self.book.freed.clear()
         self.book.changed.clear()
-        self._checks = _CHECKS
         for _ in range(min(SLICE, len(self._ranked))):
             self._put(next(iter(self._ranked)), now_s)
 
-    def chunks(self, now_s: float) -> Iterator[tuple[Rank, ChainProgram | None, Chunk]]:
+    def chunks(self, now_s: float) -> Iterator[Leaving]:
         """Every chunk in L1 once, in the order in which they should go.
 
         Whatever is not deleted is there again at the next call. While one is under
         way, nothing may change.
         """
-        place, unowned_place = 0, 0
+        unowned = self.residency.unowned()
+        nobodys = ((of_unowned(used, now_s), None, chunk) for used, chunk in unowned)
+        return heapq.merge(nobodys, self._owned(now_s), key=itemgetter(0))
+
+    def _owned(self, now_s: float) -> Iterator[Leaving]:
+        """Those that programs have."""
+        for program in self._order.values()[:SLICE]:
+            self._put(program, now_s)
+        place = 0
         shown: set[Chunk] = set()
-        while True:
-            first = self._at(place, now_s)
-            unowned = self.residency.unowned(unowned_place)
-            if unowned is not None:
-                used_s, chunk = unowned
-                rank = of_unowned(used_s, now_s)
-                if self.book.holders(chunk):
-                    self.residency.own(chunk)
-                    continue
-                if first is None or rank < first[0]:
-                    yield rank, None, chunk
-                    unowned_place += 1
-                    continue
-            if first is None:
-                return
-            rank, program = first
+        while place < len(self._order):
+            rank, program = self._order.peekitem(place)
             gives = False
             for chunk in self._own(program, rank, now_s):
                 gives = True
@@ -129,63 +120,30 @@ class EvictionOrder:
 
     def _own(self, program: ChainProgram, rank: Rank, now_s: float) -> Iterator[Chunk]:
         """The program's chunks in L1 that none with a higher rank has, too."""
-        for chunk in reversed(program.chain):
-            if not self.residency.has(chunk):
-                continue
-            above = self._above(chunk, program, rank, now_s)
-            if above is not None:
-                if above not in self._ranked:
-                    self._put(above, now_s)  # behind this one
-                return  # it has all that lies before the chunk, too
+        for chunk in filter(self.residency.has, reversed(program.chain)):
+            for each in self.book.holders(chunk):
+                if (self._ranked.get(each) or self.rank(each, now_s)) > rank:
+                    if each not in self._ranked:
+                        self._put(each, now_s)  # behind this one
+                    return  # it has all that lies before the chunk, too
             yield chunk
-
-    def _above(
-        self, chunk: Chunk, program: ChainProgram, rank: Rank, now_s: float
-    ) -> ChainProgram | None:
-        for each in self.book.holders(chunk):
-            if each is not program:
-                known = self._ranked.get(each)
-                if (known[0] if known else self.rank(each, now_s)) > rank:
-                    return each
-        return None
 
     # ranked programs
 
-    def _put(self, program: ChainProgram, now_s: float) -> Rank:
+    def _put(self, program: ChainProgram, now_s: float) -> None:
         """Rank a program as it stands now, a new one or a known one."""
-        rank, known = self.rank(program, now_s), self._ranked.get(program)
-        if known is None or known[0] != rank:
-            self._remove(program)
-            self._order.add((rank, program.number, program))
-        self._ranked[program] = (rank, now_s)
-        self._ranked.move_to_end(program)
-        return rank
+        self._remove(program)
+        self._ranked[program] = rank = self.rank(program, now_s)
+        self._order[rank] = program
 
     def _remove(self, program: ChainProgram) -> None:
-        known = self._ranked.pop(program, None)
-        if known is not None:
-            self._order.remove((known[0], program.number, program))
-
-    def _at(self, place: int, now_s: float) -> tuple[Rank, ChainProgram] | None:
-        """The one at a place from the front; None if there are not so many.
-
-        Ranked anew before it is shown, and put back where that makes it worth more.
-        """
-        while place < len(self._order):
-            before, _, program = self._order[place]
-            if self._checks <= 0 or self._ranked[program][1] == now_s:
-                return before, program
-            self._checks -= 1
-            rank = self._put(program, now_s)
-            if rank <= before:
-                return rank, program
-        return None
+        rank = self._ranked.pop(program, None)
+        if rank is not None:
+            del self._order[rank]
 
 
 def _kind_of(program: ChainProgram, now_s: float) -> int:
     """What comes first of a rank."""
-    if not program.chain:
-        return _EMPTY
     if program.is_running(now_s):
         return _KEPT
     if program.is_finished:

@@ -10,12 +10,13 @@ request threads (some while it holds L1's lock), its event bus and its eviction 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from sortedcontainers import SortedDict
 
 from ttlcache.clock import Clock
 from ttlcache.types import UNKNOWN_GAP
@@ -23,8 +24,8 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
-from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of
+from ttlcache_lmcache.retention.program_table import ChainProgram
+from ttlcache_lmcache.retention.residency import Chunk, ObjectKey, chunk_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Share of L1 in use from which a store that fails is a matter of room.
@@ -37,13 +38,7 @@ SHOWN = 32
 FORGOTTEN_AT_ONCE = 64
 
 _Value = TypeVar("_Value")
-
-
-class _Told(NamedTuple):
-    """A hint that came before the turn's end did."""
-
-    hint: Hint
-    heard_s: float
+_NOTHING_TOLD = Hint(request_id="-")
 
 
 class Tier:
@@ -70,11 +65,11 @@ class Tier:
         self._order = EvictionOrder(config.max_programs, self._returns)
         self._book, self._residency = self._order.book, self._order.residency
         self._admission = AdmissionControl(self._order, is_evictable)
-        self._hints: OrderedDict[str, _Told] = OrderedDict()
+        #: That came before the turn's end did, and when.
+        self._hints: OrderedDict[str, tuple[Hint, float]] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
         self._named: OrderedDict[str, ChainProgram] = OrderedDict()
-        self._deadlines: list[tuple[float, int, ChainProgram]] = []
-        self._numbers = itertools.count()  # of equal deadlines
+        self._deadlines: SortedDict[tuple[float, int], ChainProgram] = SortedDict()
 
     # the life of a turn
 
@@ -108,7 +103,7 @@ class Tier:
             known = self._book.of_request(request_id)
             if known is not None:
                 self._returns.observe_service(now_s - known.seen_s)
-                self._book.end(request_id, now_s)
+                self._book.rest(known, now_s)
                 self._is_over(request_id, known, now_s)
 
     def stored(self, request_id: str, chain: Sequence[Chunk], tokens: int) -> None:
@@ -134,52 +129,43 @@ class Tier:
             if program is None and hint.is_over:
                 program = self._over_by_hint(hint, now_s)
             if program is None:
-                _remember(self._hints, hint.request_id, _Told(hint, now_s))
+                _remember(self._hints, hint.request_id, (hint, now_s))
             elif not program.is_running(now_s):
                 self._decide(program, hint, since_s)
 
     def _is_over(self, request_id: str, program: ChainProgram, now_s: float) -> None:
         _remember(self._ended, request_id, program)
-        told = self._hints.pop(request_id, None)
-        if told is None:
-            self._decide(program, None, now_s)
-        else:
-            since_s = told.heard_s if told.hint.is_over else now_s
-            self._decide(program, told.hint, since_s)
+        hint, heard_s = self._hints.pop(request_id, (_NOTHING_TOLD, now_s))
+        self._decide(program, hint, heard_s if hint.is_over else now_s)
 
     def _over_by_hint(self, hint: Hint, now_s: float) -> ChainProgram | None:
         """Whose turn it was that the engine says is over; None: not known yet."""
-        program = self._book.of_request(hint.request_id)
+        looked_up = self._book.of_request(hint.request_id)
+        program = looked_up or self._named.get(hint.program or "")
         if program is not None:
-            self._book.end(hint.request_id, now_s)
-        elif hint.program is not None:
-            program = self._named.get(hint.program)
-            if program is not None:
-                self._book.heard_of(program, now_s)
-        if program is not None:
+            if looked_up or (program.chain and not program.is_running(now_s)):
+                self._book.rest(program, now_s)
             _remember(self._ended, hint.request_id, program)
         return program
 
-    def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
+    def _decide(self, program: ChainProgram, hint: Hint, since_s: float) -> None:
         """A turn ended, or more is known of one that did."""
         self._book.changed[program] = None
-        program.is_finished = hint is not None and hint.is_last_step
+        program.is_finished = hint.is_last_step
         program.is_told = False
         program.since_s = program.deadline_s = since_s
-        if hint is not None and hint.program:
+        if hint.program:
             _remember(self._named, hint.program, program)
-        told_key = hint.gap_key if hint is not None else None
-        program.gap_key = told_key if told_key is not None else UNKNOWN_GAP
+        program.gap_key = hint.gap_key or UNKNOWN_GAP
         if program.is_finished:
             self.counts["programs_finished"] += 1
             self._returns.no_gap(program)
             return
         self._returns.gap_begins(program, since_s)
-        if hint is not None and hint.ttl_s is not None:
+        if hint.ttl_s is not None:
             program.is_told = True
-            deadline_s = since_s + min(hint.ttl_s, self._config.max_ttl_s)
-            program.deadline_s = deadline_s
-            heapq.heappush(self._deadlines, (deadline_s, next(self._numbers), program))
+            program.deadline_s = since_s + min(hint.ttl_s, self._config.max_ttl_s)
+            self._deadlines[program.deadline_s, program.number] = program
 
     # what L1 has
 
@@ -282,8 +268,8 @@ class Tier:
 
     def _begin(self, now_s: float) -> None:
         """Before what depends on the time, or on how programs are ranked."""
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            deadline_s, _, program = heapq.heappop(self._deadlines)
+        while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now_s:
+            (deadline_s, _), program = self._deadlines.popitem(0)
             if program.is_running(now_s) or program.deadline_s != deadline_s:
                 continue  # it went on, or got another deadline
             if program.is_told and program.chain:

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
-
-#: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
-#: what clients and resets keep apart by a salt.
-Chunk: TypeAlias = tuple[str, bytes]
+from ttlcache_lmcache.retention.residency import Chunk, Residency
 
 #: Seconds after which a request without an end has none: its engine died. After as long
 #: LMCache clears its session away.
@@ -54,8 +51,11 @@ class ChainProgram:
 
     def is_in_ttl(self, now_s: float) -> bool:
         """Whether it is idle, and inside the TTL that a client set."""
-        is_kept = self.is_told and not self.is_finished and now_s < self.deadline_s
+        is_kept = self.is_told and now_s < self.deadline_s
         return is_kept and not self.is_running(now_s)
+
+
+_Programs: TypeAlias = dict[Chunk, dict[ChainProgram, None]]
 
 
 class ProgramTable:
@@ -63,22 +63,22 @@ class ProgramTable:
 
     Args:
         max_programs: programs remembered; the longest idle is forgotten.
+        residency: is told which chunks are somebody's, and which nobody's.
 
     Attributes:
         changed: programs that have other chunks, share one with fewer, or may be worth
             more or less, since whoever ranks them took them from here.
-        freed: chunks that became nobody's, as above; one may be somebody's again.
     """
 
-    def __init__(self, max_programs: int) -> None:
+    def __init__(self, max_programs: int, residency: Residency) -> None:
         self._max = max_programs
+        self._residency = residency
         self._numbers = itertools.count()
         self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
-        self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
-        self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._holders: _Programs = {}
+        self._by_end: _Programs = {}
         self.changed: dict[ChainProgram, None] = {}
-        self.freed: dict[Chunk, None] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -128,6 +128,12 @@ class ProgramTable:
         self._heard_of(program, now_s)
         return program, goes_on
 
+    def rest(self, program: ChainProgram, now_s: float) -> None:
+        """A turn of it ended; nothing of it runs now."""
+        self._no_request(program)
+        self._heard_of(program, now_s)
+        self.changed[program] = None
+
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
         """A request's whole context is known now: what it generated counts, too.
 
@@ -141,16 +147,9 @@ class ProgramTable:
                 # What is somebody's as a whole is a hit, and may be a part of his
                 # prompt only.
                 if depth < len(chain) and chain[-1] not in self._holders:
-                    self._lengthen(program, chain[depth:])
+                    self._set_chain(program, [*program.chain, *chain[depth:]])
                 return program
         return None
-
-    def end(self, request_id: str, now_s: float) -> ChainProgram | None:
-        """A request is over; its program, if it was known."""
-        program = self._by_request.get(request_id)
-        if program is not None:
-            self._rest(program, now_s)
-        return program
 
     def adopt(
         self,
@@ -180,13 +179,8 @@ class ProgramTable:
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
         if not keeps_place:
-            self._rest(program, now_s)
+            self.rest(program, now_s)
         return program
-
-    def heard_of(self, program: ChainProgram, now_s: float) -> None:
-        """A turn of it ended of which nothing was looked up."""
-        if program.chain and not program.is_running(now_s):
-            self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
@@ -214,11 +208,6 @@ class ProgramTable:
                     return program
         return None
 
-    def _rest(self, program: ChainProgram, now_s: float) -> None:
-        self._no_request(program)
-        self._heard_of(program, now_s)
-        self.changed[program] = None
-
     def _no_request(self, program: ChainProgram) -> None:
         if program.request is not None:
             self._by_request.pop(program.request, None)
@@ -229,55 +218,41 @@ class ProgramTable:
         self._programs[program] = None
         self._programs.move_to_end(program)
 
-    def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
-        self._unlist_end(program)
-        self._hold(program, more)
-        program.chain.extend(more)
-        self._list_end(program)
-
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
         for old, new in zip(program.chain, chain, strict=False):
             if old != new:
                 break
             common += 1
-        self._unlist_end(program)
+        if program.chain:
+            _unlist(self._by_end, program.chain[-1], program)
         self._release(program, program.chain[common:])
-        self._hold(program, chain[common:])
-        program.chain = chain
-        self._list_end(program)
-
-    def _hold(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
+        for chunk in chain[common:]:
             self._holders.setdefault(chunk, {})[program] = None
+            self._residency.own(chunk)
+        if chain:
+            self._by_end.setdefault(chain[-1], {})[program] = None
+        program.chain = chain
         self.changed[program] = None
 
     def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         shared: ChainProgram | None = None
         for chunk in chunks:
-            holders = self._holders[chunk]
-            del holders[program]
-            if holders:
-                shared = next(iter(holders))
-            else:
-                del self._holders[chunk]
-                self.freed[chunk] = None
+            _unlist(self._holders, chunk, program)
+            shared = next(iter(self.holders(chunk)), shared)
+            if chunk not in self._holders:
+                self._residency.disown(chunk)
         if shared is not None:  # of the deepest such chunk, so of all before it
             self.changed[shared] = None
-
-    def _list_end(self, program: ChainProgram) -> None:
-        if program.chain:
-            self._by_end.setdefault(program.chain[-1], {})[program] = None
-
-    def _unlist_end(self, program: ChainProgram) -> None:
-        if program.chain:
-            ending = self._by_end[program.chain[-1]]
-            del ending[program]
-            if not ending:
-                del self._by_end[program.chain[-1]]
 
     def _new(self) -> ChainProgram:
         while len(self) >= self._max:
             idle = (each for each in self._programs if each.request is None)
             self.forget(next(idle, None) or next(iter(self._programs)))
         return ChainProgram(next(self._numbers), [], 0, 0)
+
+
+def _unlist(programs: _Programs, chunk: Chunk, program: ChainProgram) -> None:
+    del programs[chunk][program]
+    if not programs[chunk]:
+        del programs[chunk]

@@ -7,14 +7,17 @@ used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from sortedcontainers import SortedDict
 
-from ttlcache_lmcache.retention.program_table import Chunk
+#: (space, chunk hash), see `space_of`. The hash alone would mix models, and what
+#: clients and resets keep apart by a salt.
+Chunk: TypeAlias = tuple[str, bytes]
 
 
 class ObjectKey(Protocol):
@@ -51,11 +54,13 @@ def chain_of(model: str, salt: str, hashes: Iterable[bytes]) -> list[Chunk]:
 
 @dataclass(slots=True)
 class _Resident:
-    """A chunk of which L1 has something; `place` among those that no program has."""
+    """A chunk of which L1 has something.
 
-    used_s: float
+    used: when it was used last, and what settles ties.
+    """
+
+    used: tuple[float, int] = (-math.inf, 0)
     objects: dict[ObjectKey, None] = field(default_factory=dict)
-    place: tuple[float, int] | None = None
 
 
 class Residency:
@@ -66,6 +71,7 @@ class Residency:
         self._reserved: dict[ObjectKey, None] = {}
         self._num_written = 0
         self._unowned: SortedDict[tuple[float, int], Chunk] = SortedDict()
+        # Contexts are used from their start on: of one moment the tail goes first.
         self._numbers = itertools.count(0, -1)
 
     @property
@@ -86,10 +92,9 @@ class Residency:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
             if chunk not in self._chunks:
-                self._chunks[chunk] = _Resident(now_s)
+                self._chunks[chunk] = _Resident()
                 new.append(chunk)
-            else:
-                self.touch(chunk, now_s)
+            self.touch(chunk, now_s)
             objects = self._chunks[chunk].objects
             self._num_written += key not in objects
             objects[key] = None
@@ -98,10 +103,10 @@ class Residency:
     def touch(self, chunk: Chunk, now_s: float) -> None:
         found = self._chunks.get(chunk)
         if found is not None:
-            found.used_s = now_s
-            if found.place is not None:
-                self.own(chunk)
-                self.disown(chunk)
+            is_nobodys = self._unowned.pop(found.used, None) is not None
+            found.used = (now_s, next(self._numbers))
+            if is_nobodys:
+                self._unowned[found.used] = chunk
 
     def delete(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:
@@ -137,24 +142,15 @@ class Residency:
     def disown(self, chunk: Chunk) -> None:
         """No program has the chunk, or none any more."""
         found = self._chunks.get(chunk)
-        if found is not None and found.place is None:
-            # Contexts are disowned from their start on: of one moment the tail goes
-            # first.
-            found.place = (found.used_s, next(self._numbers))
-            self._unowned[found.place] = chunk
+        if found is not None:
+            self._unowned[found.used] = chunk
 
     def own(self, chunk: Chunk) -> None:
+        """A program has the chunk."""
         found = self._chunks.get(chunk)
-        if found is not None and found.place is not None:
-            del self._unowned[found.place]
-            found.place = None
+        if found is not None:
+            self._unowned.pop(found.used, None)
 
-    def unowned(self, place: int) -> tuple[float, Chunk] | None:
-        """The time of its last use, and the chunk, by that time; None behind the last.
-
-        One that became a program's is among them until `own`.
-        """
-        if place >= len(self._unowned):
-            return None
-        (used_s, _), chunk = self._unowned.peekitem(place)
-        return used_s, chunk
+    def unowned(self) -> Iterator[tuple[float, Chunk]]:
+        """The time of its last use, and the chunk, by that time."""
+        return ((used_s, chunk) for (used_s, _), chunk in self._unowned.items())

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ttlcache.clock import wall_s
 from ttlcache.errors import ConfigError
@@ -32,8 +33,8 @@ class Found:
     age_s: float
 
 
-def lock_folder(folder: Path) -> int:
-    """Make the folder and keep other processes out; the lock's file descriptor.
+def lock_folder(folder: Path) -> IO[bytes]:
+    """Make the folder and keep other processes out until what is returned is closed.
 
     A folder that is there keeps its mode where it holds anything of others; what is
     below it is closed to them in any case.
@@ -43,24 +44,25 @@ def lock_folder(folder: Path) -> int:
     """
     try:
         folder.mkdir(object_file.FOLDER_MODE, parents=True, exist_ok=True)
-        lock = folder / _LOCK_NAME
         if all(map(_is_ours, folder.iterdir())):
             _close_to_others(folder, object_file.FOLDER_MODE)
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT, object_file.FILE_MODE)
+        flags = os.O_RDWR | os.O_CREAT
+        fd = os.open(folder / _LOCK_NAME, flags, object_file.FILE_MODE)
     except OSError as error:
         raise ConfigError(
             f"key 'path' has value {str(folder)!r}, expected: a writable folder "
             f"({error})"
         ) from None
+    lock = os.fdopen(fd, "rb")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(fd)
+        lock.close()
         raise ConfigError(
             f"key 'path' has value {str(folder)!r}, expected: a folder that no other "
             "process uses; give every server its own"
         ) from None
-    return fd
+    return lock
 
 
 def _is_ours(path: Path) -> bool:
@@ -74,11 +76,6 @@ def _close_to_others(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def unlock_folder(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
 def scan(folder: Path, on_fault: OnFault) -> list[Found]:
     """All whole files, the longest unused first; others are told and removed.
 
@@ -89,7 +86,7 @@ def scan(folder: Path, on_fault: OnFault) -> list[Found]:
     for path in folder.glob("??"):
         _close_to_others(path, object_file.FOLDER_MODE)
     for path in folder.glob("??/*"):
-        if object_file.is_temporary(path):
+        if path.suffix == object_file.TEMPORARY:
             path.unlink(missing_ok=True)
             continue
         if path.suffix != object_file.SUFFIX:

@@ -30,12 +30,12 @@ import xxhash
 #: The last byte is the format's version.
 MAGIC = b"TTLKV\x00\x00\x04"
 SUFFIX = ".kv"
+TEMPORARY = ".writing"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 #: Read and digested in pieces, so that the digest finds them in a cache; smaller ones
 #: cost more in threads that wait for the interpreter's lock than they gain.
 PIECE_BYTES = 1 << 20
-_TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIQ{_DIGEST_BYTES}s")
 _CHECK = struct.Struct("<I")
@@ -84,7 +84,7 @@ def write(path: Path, header: Header, data: memoryview | bytes) -> None:
     Raises:
         OSError: disk full, folder gone; nothing of it stays behind.
     """
-    temporary = f"{path}.{next(_numbers)}{_TEMPORARY}"
+    temporary = f"{path}.{next(_numbers)}{TEMPORARY}"
     try:
         fd = _create(temporary)
         try:
@@ -170,7 +170,3 @@ def _parse(raw: bytes) -> Header:
     if header.encode() != header.key + tail:
         raise CorruptRecordError("header checksum")
     return header
-
-
-def is_temporary(path: Path) -> bool:
-    return path.name.endswith(_TEMPORARY)

@@ -37,8 +37,8 @@ FAULTS = {
     "write_errors": "a file cannot be written",
 }
 
-#: Told keys and sizes of objects that went away by themselves.
-OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
+#: Told the keys of objects that went away by themselves.
+OnRemoved = Callable[[Sequence[bytes]], None]
 
 
 class DiskStore:
@@ -153,8 +153,8 @@ class DiskStore:
         finally:
             self._release(entry)
 
-    def delete(self, keys: Sequence[bytes]) -> list[tuple[bytes, int]]:
-        """Remove objects that are not locked; which went, and their sizes."""
+    def delete(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Remove objects that are not locked; which went."""
         with self._lock:
             found = (self._index.entries.get(key) for key in dict.fromkeys(keys))
             gone = [e for e in found if e is not None and e.is_there and not e.locks]
@@ -163,7 +163,7 @@ class DiskStore:
                     entry.is_doomed = True
                 else:
                     self._index.drop(entry)
-        return [(entry.header.key, entry.header.size) for entry in gone]
+        return [entry.header.key for entry in gone]
 
     def headers(self) -> list[Header]:
         """Every object that is there."""
@@ -182,7 +182,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Another process may use the folder."""
-        disk_index.unlock_folder(self._folder_lock)
+        self._folder_lock.close()
 
     def status(self) -> dict[str, object]:
         with self._lock:
@@ -283,7 +283,7 @@ class DiskStore:
     def _tell(self, gone: Sequence[Entry]) -> None:
         """These left for good, by themselves."""
         if gone:
-            self._on_removed([(e.header.key, e.header.size) for e in gone])
+            self._on_removed([entry.header.key for entry in gone])
 
 
 class StoreThreads:
