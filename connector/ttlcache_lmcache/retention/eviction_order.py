@@ -70,7 +70,7 @@ class EvictionOrder:
     def written(self, keys: Sequence[ObjectKey], now_s: float) -> None:
         """L1 has these objects now."""
         for chunk in self.residency.write(keys, now_s):
-            holder = self.book.last_holder(chunk)
+            holder = next(reversed(self.book.holders(chunk)), None)
             if holder is None:
                 self.residency.disown(chunk)
             else:

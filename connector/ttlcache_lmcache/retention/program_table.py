@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -80,9 +80,6 @@ class ProgramTable:
         self._by_end: _Programs = {}
         self.changed: dict[ChainProgram, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._programs)
-
     def programs(self) -> list[ChainProgram]:
         """The one silent for longest first."""
         return list(self._programs)
@@ -90,13 +87,9 @@ class ProgramTable:
     def longest_silent(self) -> ChainProgram | None:
         return next(iter(self._programs), None)
 
-    def holders(self, chunk: Chunk) -> Collection[ChainProgram]:
-        return self._holders.get(chunk, {}).keys()
-
-    def last_holder(self, chunk: Chunk) -> ChainProgram | None:
-        """The one of its programs that has it for the shortest time."""
-        holders = self._holders.get(chunk)
-        return next(reversed(holders)) if holders else None
+    def holders(self, chunk: Chunk) -> dict[ChainProgram, None]:
+        """Its programs, the one that has it for the shortest time last."""
+        return self._holders.get(chunk, {})
 
     def of_request(self, request_id: str) -> ChainProgram | None:
         """The program of a request under way."""
@@ -246,7 +239,7 @@ class ProgramTable:
             self.changed[shared] = None
 
     def _new(self) -> ChainProgram:
-        while len(self) >= self._max:
+        while len(self._programs) >= self._max:
             idle = (each for each in self._programs if each.request is None)
             self.forget(next(idle, None) or next(iter(self._programs)))
         return ChainProgram(next(self._numbers), [], 0, 0)

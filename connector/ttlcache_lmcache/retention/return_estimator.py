@@ -46,19 +46,17 @@ class ReturnCurve:
         # Logarithms: a silence of many horizons would leave nothing but zeros.
         sums = np.logaddexp.accumulate(shares - times / horizon_s)
         self._times: list[float] = times[::-1].tolist()
-        self._left: list[float] = left[::-1].tolist()
+        self._left: list[float] = before[::-1].tolist()  # until this step
         self._log_sums: list[float] = sums[::-1].tolist()  # of this step and later ones
         self._horizon_s = horizon_s
 
     def after(self, waited_s: float) -> float:
         """The worth of a program that has been silent for `waited_s`."""
         step = bisect_right(self._times, waited_s)
-        if step == len(self._times):
+        if step == len(self._times) or self._left[step] <= 0.0:
             return 0.0
-        left = self._left[step - 1] if step else 1.0
-        if left <= 0.0:
-            return 0.0
-        return math.exp(self._log_sums[step] + waited_s / self._horizon_s) / left
+        log_sum = self._log_sums[step] + waited_s / self._horizon_s
+        return math.exp(log_sum) / self._left[step]
 
 
 class _Drawn(NamedTuple):
@@ -104,8 +102,7 @@ class ReturnEstimator:
     def worth(self, program: ChainProgram, now_s: float) -> float:
         """From 0, never wanted again, to 1, wanted now."""
         if program.is_running(now_s):
-            took_s = now_s - program.seen_s
-            left_s = max(self._service_s.value - took_s, 0.0)
+            left_s = max(self._service_s.value - (now_s - program.seen_s), 0.0)
             curve = self._curve(None, now_s)
             if curve is None:
                 return UNKNOWN
