@@ -51,8 +51,7 @@ class ChainProgram:
 
     def is_in_ttl(self, now_s: float) -> bool:
         """Whether it is idle, and inside the TTL that a client set."""
-        is_kept = self.is_told and now_s < self.deadline_s
-        return is_kept and not self.is_running(now_s)
+        return self.is_told and now_s < self.deadline_s and not self.is_running(now_s)
 
 
 _Programs: TypeAlias = dict[Chunk, dict[ChainProgram, None]]
@@ -115,16 +114,17 @@ class ProgramTable:
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
-        self._no_request(program)
+        self.rest(program, now_s)  # of a request without an end
         program.request = request_id
         self._by_request[request_id] = program
-        self._heard_of(program, now_s)
         return program, goes_on
 
     def rest(self, program: ChainProgram, now_s: float) -> None:
         """A turn of it ended; nothing of it runs now."""
         self._no_request(program)
-        self._heard_of(program, now_s)
+        program.seen_s = now_s
+        self._programs[program] = None
+        self._programs.move_to_end(program)
         self.changed[program] = None
 
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
@@ -205,11 +205,6 @@ class ProgramTable:
         if program.request is not None:
             self._by_request.pop(program.request, None)
             program.request = None
-
-    def _heard_of(self, program: ChainProgram, now_s: float) -> None:
-        program.seen_s = now_s
-        self._programs[program] = None
-        self._programs.move_to_end(program)
 
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
