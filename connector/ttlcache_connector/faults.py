@@ -59,7 +59,7 @@ class Faults:
         if len(self._recent) == self._recent.maxlen and span_s <= WINDOW_S:
             self._recent.clear()
             log.warning(
-                "ttlcache: %d faults within %.0f s: what has them is turned off",
+                "ttlcache: %d faults within %.0f s: this part of it is now off",
                 self._recent.maxlen,
                 span_s,
             )

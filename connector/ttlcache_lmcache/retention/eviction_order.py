@@ -45,9 +45,10 @@ class EvictionOrder:
 
     Ranks change with time by themselves. To rank all programs takes the longer the more
     there are, under the tier's lock; so the order is a little out of date: every call
-    ranks a few programs anew, those first that were not for the longest. Between two
-    turns of one of n programs come about n turns of others, with several calls each:
-    its rank is looked at some dozen times meanwhile, however large n is.
+    ranks a few programs anew, those that were not for the longest and, where something
+    has to leave, those at the front. Between two turns of one of n programs come about
+    n turns of others, with several calls each: its rank is looked at some dozen times
+    meanwhile, however large n is.
 
     In the order are the programs that may have something to give: whoever has is found,
     for the last that holds a chunk is taken in when it is in the way of another one.
@@ -70,7 +71,7 @@ class EvictionOrder:
     def written(self, keys: Sequence[ObjectKey], now_s: float) -> None:
         """L1 has these objects now."""
         for chunk in self.residency.write(keys, now_s):
-            holder = self.book.last_holder(chunk)
+            holder = next(reversed(self.book.holders(chunk)), None)
             if holder is None:
                 self.residency.disown(chunk)
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -51,8 +51,7 @@ class ChainProgram:
 
     def is_in_ttl(self, now_s: float) -> bool:
         """Whether it is idle, and inside the TTL that a client set."""
-        is_kept = self.is_told and now_s < self.deadline_s
-        return is_kept and not self.is_running(now_s)
+        return self.is_told and now_s < self.deadline_s and not self.is_running(now_s)
 
 
 _Programs: TypeAlias = dict[Chunk, dict[ChainProgram, None]]
@@ -80,9 +79,6 @@ class ProgramTable:
         self._by_end: _Programs = {}
         self.changed: dict[ChainProgram, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._programs)
-
     def programs(self) -> list[ChainProgram]:
         """The one silent for longest first."""
         return list(self._programs)
@@ -90,13 +86,9 @@ class ProgramTable:
     def longest_silent(self) -> ChainProgram | None:
         return next(iter(self._programs), None)
 
-    def holders(self, chunk: Chunk) -> Collection[ChainProgram]:
-        return self._holders.get(chunk, {}).keys()
-
-    def last_holder(self, chunk: Chunk) -> ChainProgram | None:
-        """The one of its programs that has it for the shortest time."""
-        holders = self._holders.get(chunk)
-        return next(reversed(holders)) if holders else None
+    def holders(self, chunk: Chunk) -> dict[ChainProgram, None]:
+        """Its programs, the one that has it for the shortest time last."""
+        return self._holders.get(chunk, {})
 
     def of_request(self, request_id: str) -> ChainProgram | None:
         """The program of a request under way."""
@@ -122,16 +114,17 @@ class ProgramTable:
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
-        self._no_request(program)
+        self.rest(program, now_s)  # of a request without an end
         program.request = request_id
         self._by_request[request_id] = program
-        self._heard_of(program, now_s)
         return program, goes_on
 
     def rest(self, program: ChainProgram, now_s: float) -> None:
         """A turn of it ended; nothing of it runs now."""
         self._no_request(program)
-        self._heard_of(program, now_s)
+        program.seen_s = now_s
+        self._programs[program] = None
+        self._programs.move_to_end(program)
         self.changed[program] = None
 
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
@@ -213,11 +206,6 @@ class ProgramTable:
             self._by_request.pop(program.request, None)
             program.request = None
 
-    def _heard_of(self, program: ChainProgram, now_s: float) -> None:
-        program.seen_s = now_s
-        self._programs[program] = None
-        self._programs.move_to_end(program)
-
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
         for old, new in zip(program.chain, chain, strict=False):
@@ -246,7 +234,7 @@ class ProgramTable:
             self.changed[shared] = None
 
     def _new(self) -> ChainProgram:
-        while len(self) >= self._max:
+        while len(self._programs) >= self._max:
             idle = (each for each in self._programs if each.request is None)
             self.forget(next(idle, None) or next(iter(self._programs)))
         return ChainProgram(next(self._numbers), [], 0, 0)

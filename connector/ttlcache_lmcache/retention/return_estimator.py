@@ -26,9 +26,10 @@ _MIN_RECORDS = 20
 #: Steps of a curve that are looked at; a finer one is thinned out.
 _MAX_STEPS = 512
 _WINDOW = 1000
-#: Seconds for which a curve is good: gaps are no shorter than that by much. And longer
-#: where others are due: one is drawn at a moment, which bounds what a call takes.
+#: Seconds for which a curve is good: gaps are no shorter than that by much.
 _CURVE_AGE_S = 0.25
+#: Curves drawn at one moment; the others stay as they are. Bounds what a call takes.
+_DRAWN_AT_ONCE = 4
 #: Curves kept, the ones drawn last.
 _MAX_CURVES = 1024
 
@@ -46,19 +47,17 @@ class ReturnCurve:
         # Logarithms: a silence of many horizons would leave nothing but zeros.
         sums = np.logaddexp.accumulate(shares - times / horizon_s)
         self._times: list[float] = times[::-1].tolist()
-        self._left: list[float] = left[::-1].tolist()
+        self._left: list[float] = before[::-1].tolist()  # until this step
         self._log_sums: list[float] = sums[::-1].tolist()  # of this step and later ones
         self._horizon_s = horizon_s
 
     def after(self, waited_s: float) -> float:
         """The worth of a program that has been silent for `waited_s`."""
         step = bisect_right(self._times, waited_s)
-        if step == len(self._times):
+        if step == len(self._times) or self._left[step] <= 0.0:
             return 0.0
-        left = self._left[step - 1] if step else 1.0
-        if left <= 0.0:
-            return 0.0
-        return math.exp(self._log_sums[step] + waited_s / self._horizon_s) / left
+        log_sum = self._log_sums[step] + waited_s / self._horizon_s
+        return math.exp(log_sum) / self._left[step]
 
 
 class _Drawn(NamedTuple):
@@ -78,7 +77,8 @@ class ReturnEstimator:
         self._gap_s = SlidingMean(_WINDOW)
         self._service_s = SlidingMean(_WINDOW)
         self._curves: dict[GapKey | None, _Drawn] = {}  # the ones drawn last at the end
-        self._drawn_s = -math.inf
+        self._now_s = -math.inf
+        self._may_draw = 0
 
     @property
     def gaps_recorded(self) -> int:
@@ -104,8 +104,7 @@ class ReturnEstimator:
     def worth(self, program: ChainProgram, now_s: float) -> float:
         """From 0, never wanted again, to 1, wanted now."""
         if program.is_running(now_s):
-            took_s = now_s - program.seen_s
-            left_s = max(self._service_s.value - took_s, 0.0)
+            left_s = max(self._service_s.value - (now_s - program.seen_s), 0.0)
             curve = self._curve(None, now_s)
             if curve is None:
                 return UNKNOWN
@@ -120,10 +119,13 @@ class ReturnEstimator:
         return max(self._gap_s.value + self._service_s.value, 1e-3)
 
     def _curve(self, key: GapKey | None, now_s: float) -> ReturnCurve | None:
-        drawn, may_draw = self._curves.get(key), now_s != self._drawn_s
-        if drawn is None and key is not None and not may_draw:
+        if now_s != self._now_s:
+            self._now_s, self._may_draw = now_s, _DRAWN_AT_ONCE
+        drawn = self._curves.get(key)
+        if drawn is None and key is not None and self._may_draw <= 0:
             return self._curve(None, now_s)
-        if drawn is None or (may_draw and now_s - drawn.at_s >= _CURVE_AGE_S):
+        if drawn is None or (self._may_draw > 0 and now_s - drawn.at_s >= _CURVE_AGE_S):
+            self._may_draw -= 1
             drawn = self._draw(key, now_s)
         return drawn.curve
 
@@ -131,7 +133,6 @@ class ReturnEstimator:
         curve = self._gaps.survival(key, now_s)
         known = len(curve.times) > 0
         drawn = _Drawn(ReturnCurve(curve, self._horizon_s) if known else None, now_s)
-        self._drawn_s = now_s
         self._curves.pop(key, None)
         self._curves[key] = drawn
         if len(self._curves) > _MAX_CURVES:

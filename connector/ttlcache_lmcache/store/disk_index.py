@@ -8,29 +8,20 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ttlcache.clock import wall_s
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache.store import object_file
-from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
+from ttlcache_lmcache.store.index import Entry
+from ttlcache_lmcache.store.object_file import CorruptRecordError
 
 _LOCK_NAME = ".ttlcache.lock"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 #: Told the fault's name, what was wrong, and with which file.
 OnFault = Callable[[str, Exception, Path], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A whole file; `age_s` since its last use."""
-
-    path: Path
-    header: Header
-    age_s: float
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
@@ -76,13 +67,13 @@ def _close_to_others(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def scan(folder: Path, on_fault: OnFault) -> list[Found]:
+def scan(folder: Path, now_s: float, on_fault: OnFault) -> list[Entry]:
     """All whole files, the longest unused first; others are told and removed.
 
     Only headers and lengths are looked at; payloads are compared when they are read.
     """
-    found: list[Found] = []
-    now_s = wall_s()
+    found: list[Entry] = []
+    wall_now_s = wall_s()
     for path in folder.glob("??"):
         _close_to_others(path, object_file.FOLDER_MODE)
     for path in folder.glob("??/*"):
@@ -95,13 +86,12 @@ def scan(folder: Path, on_fault: OnFault) -> list[Found]:
             header = object_file.read_header(path)
             if object_file.path_of(folder, header.key) != path:
                 raise CorruptRecordError("name")
-            age_s = max(0.0, now_s - path.stat().st_mtime)
+            age_s = max(0.0, wall_now_s - path.stat().st_mtime)
             _close_to_others(path, object_file.FILE_MODE)
         except (OSError, CorruptRecordError) as error:
             on_fault("corrupt", error, path)
             with contextlib.suppress(OSError):
                 path.unlink()
             continue
-        found.append(Found(path, header, age_s))
-    found.sort(key=lambda each: -each.age_s)
-    return found
+        found.append(Entry(header, now_s - age_s, is_on_disk=True))
+    return sorted(found, key=lambda entry: entry.used_s)

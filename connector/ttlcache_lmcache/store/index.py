@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttlcache_lmcache.store import object_file
-from ttlcache_lmcache.store.disk_index import Found
 from ttlcache_lmcache.store.object_file import Header
 
 
@@ -92,16 +91,15 @@ class Index:
             del self.entries[entry.header.key]
         return entry
 
-    def restore(self, found: Iterable[Found], now_s: float, ttl_s: float) -> None:
+    def restore(self, found: Iterable[Entry], used_before_s: float) -> None:
         """Take what an earlier process left, the longest unused first, as far as it
         lives and fits."""
-        for each in found:
-            if each.age_s >= ttl_s:
-                each.path.unlink(missing_ok=True)
+        for entry in found:
+            if entry.used_s <= used_before_s:
+                self.path(entry).unlink(missing_ok=True)
                 continue
-            entry = Entry(each.header, now_s - each.age_s, is_on_disk=True)
-            self.entries[each.header.key] = entry
-            self.on_disk[each.header.key] = entry
-            self.used_bytes += each.header.file_bytes
+            key = entry.header.key
+            self.entries[key] = self.on_disk[key] = entry
+            self.used_bytes += entry.header.file_bytes
         while self.used_bytes > self.max_bytes:
             self.drop(next(iter(self.on_disk.values())))

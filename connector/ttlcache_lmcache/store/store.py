@@ -69,8 +69,9 @@ class DiskStore:
         folder = Path(config.path)
         self._index = Index(folder, config.disk_bytes)
         self._folder_lock = disk_index.lock_folder(folder)
-        found = disk_index.scan(folder, self._on_fault)
-        self._index.restore(found, clock.now_s(), config.disk_ttl_s)
+        now_s = clock.now_s()
+        found = disk_index.scan(folder, now_s, self._on_fault)
+        self._index.restore(found, now_s - config.disk_ttl_s)
         self.counts["restored"] = len(self._index.entries)
 
     @property
