@@ -123,7 +123,8 @@ def play_arms(
 ) -> None:
     """Every arm of every workload as the cell "arm, workload".
 
-    As many servers as fit start together, and are idle while another one is measured.
+    As many servers as fit start and stop together, and are idle while another one is
+    measured.
     One that does not start, or fails, leaves the others' cells whole.
 
     Args:
@@ -165,6 +166,9 @@ def play_arms(
                     stage.cell(cell, played)
                 except Exception as error:  # noqa: BLE001 - other servers still run
                     errors.append(error)
+            with ThreadPoolExecutor() as pool:
+                running = [each for each in starts.values() if not each.exception()]
+                list(pool.map(lambda each: each.result().stop(), running))
     for failed in filter(None, errors):
         raise failed
 
