@@ -95,11 +95,6 @@ def replace_registration(
     return own
 
 
-def transfer_mode(adapter: Any) -> Any:
-    """As configured; None: LMCache chooses."""
-    return adapter._mp_transfer_mode
-
-
 def layout_hints(adapter: Any) -> Any:
     return adapter._layout_hints
 

@@ -239,9 +239,14 @@ def test_lmcache_s_own_interface_is_for_this_host_unless_asked(options, host, po
     assert (http.http_host, http.http_port) == (host, port)
 
 
-def extra_of(**keys: object) -> dict[str, object]:
+def kv_groups(count: int) -> SimpleNamespace:
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace()] * count)
+
+
+def extra_of(groups: int = 1, /, **keys: object) -> dict[str, object]:
     transfer = SimpleNamespace(kv_connector_extra_config=dict(keys))
-    inner = client._inner_config(SimpleNamespace(kv_transfer_config=transfer))
+    vllm_config = SimpleNamespace(kv_transfer_config=transfer)
+    inner = client._inner_config(vllm_config, kv_groups(groups))
     assert transfer.kv_connector_extra_config == keys  # ours stays as it was
     return inner.kv_transfer_config.kv_connector_extra_config
 
@@ -254,6 +259,18 @@ def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
     assert extra["lmcache.mp.lazy_offload"] is True
     with pytest.raises(ConfigError, match=r"lazy_offload.*'demote' decides"):
         extra_of(**{"lmcache.mp.lazy_offload": False})
+
+
+def test_a_server_that_copies_by_itself_is_not_soon_taken_for_dead():
+    """It may go on, into blocks that others have by then: LMCache's 10 s stay."""
+    key, by_server = (
+        "lmcache.mp.heartbeat_interval",
+        {"lmcache.mp.mp_transfer_mode": "lmcache_driven"},
+    )
+    assert extra_of()[key] == client.HEARTBEAT_S
+    assert key not in extra_of(2)
+    assert key not in extra_of(**by_server)
+    assert extra_of(2, **{key: 3.0})[key] == 3.0
 
 
 def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
@@ -274,4 +291,4 @@ def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
     monkeypatch.setattr(client, "LMCacheMPConnector", refuse)
     transfer = SimpleNamespace(kv_connector_extra_config={"lmcache.mp.port": 7})
     with pytest.raises(ConfigError, match=r":7; start it first.*serve-tiers"):
-        client.connect(None, SimpleNamespace(kv_transfer_config=transfer), None)
+        client.connect(None, SimpleNamespace(kv_transfer_config=transfer), kv_groups(1))

@@ -15,6 +15,10 @@ from typing import Any
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
 from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
+from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
+    MPTransferMode,
+    _resolve_mode,
+)
 from pydantic import ValidationError
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -34,8 +38,10 @@ DEFAULTS: dict[str, Any] = {
     "save_decode_cache": True,  # the tool call is generated, and part of the context
     "eager_prefetch": True,  # disk to CPU while the request queues
     "mq_timeout": 2.0,  # seconds that one answer may take, then it is a miss
-    "heartbeat_interval": 1.5,  # seconds until a dead server is noticed, about twice
 }
+#: A dead server is noticed after about twice as many seconds. Only where our path
+#: copies: a server that does, and is slow, would write into what was given to others.
+HEARTBEAT_S = 1.5
 #: The first answer of a server may take longer: it may be starting.
 CONNECT_TIMEOUT_S = 15.0
 #: Keys that our own settings decide.
@@ -70,7 +76,20 @@ def _name_unread(keys: Iterable[str]) -> None:
             log.warning("ttlcache: LMCache does not read %r%s", key, hint)
 
 
-def _inner_config(vllm_config: Any) -> Any:
+def is_by_worker(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether our transfer path is to move this model's KV.
+
+    The configuration decides, or LMCache's environment variable.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    if sum(getattr(group, "enable_kv_transfer", True) for group in groups) != 1:
+        return False
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    mode = _resolve_mode(extra.get(PREFIX + "mp_transfer_mode"))
+    return bool(mode is not MPTransferMode.LMCACHE_DRIVEN)
+
+
+def _inner_config(vllm_config: Any, kv_cache_config: Any) -> Any:
     """vLLM's configuration as LMCache's connector is to see it."""
     transfer = copy.copy(vllm_config.kv_transfer_config)
     extra = dict(transfer.kv_connector_extra_config or {})
@@ -83,6 +102,8 @@ def _inner_config(vllm_config: Any) -> Any:
             )
     for key, value in DEFAULTS.items():
         extra.setdefault(PREFIX + key, value)
+    if is_by_worker(vllm_config, kv_cache_config):
+        extra.setdefault(PREFIX + "heartbeat_interval", HEARTBEAT_S)
     transfer.kv_connector_extra_config = {**extra, PREFIX + "lazy_offload": True}
     inner = copy.copy(vllm_config)
     inner.kv_transfer_config = transfer
@@ -90,7 +111,7 @@ def _inner_config(vllm_config: Any) -> Any:
 
 
 def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> Any:
-    inner = _inner_config(vllm_config)
+    inner = _inner_config(vllm_config, kv_cache_config)
     extra = inner.kv_transfer_config.kv_connector_extra_config
     answer_timeout_s = float(extra[PREFIX + "mq_timeout"])
     extra[PREFIX + "mq_timeout"] = max(answer_timeout_s, CONNECT_TIMEOUT_S)

@@ -12,16 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
-    MPTransferMode,
-    _resolve_mode,
-)
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.lmcache.client import PREFIX
+from ttlcache_connector.tiers.lmcache.client import is_by_worker
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
@@ -41,19 +37,6 @@ def own_name(vllm_config: Any, kv_cache_config: Any) -> str:
     """
     is_ours = is_by_worker(vllm_config, kv_cache_config)
     return namespace(kv_cache_config) if is_ours else ""
-
-
-def is_by_worker(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether our transfer path is to move this model's KV.
-
-    The configuration decides, or LMCache's environment variable.
-    """
-    groups = kv_cache_config.kv_cache_groups
-    if sum(getattr(group, "enable_kv_transfer", True) for group in groups) != 1:
-        return False
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    mode = _resolve_mode(extra.get(PREFIX + "mp_transfer_mode"))
-    return bool(mode is not MPTransferMode.LMCACHE_DRIVEN)
 
 
 class Registration:
