@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.compare.agents import arm_of
@@ -147,16 +148,13 @@ def play_arms(
         size = max(1, free_gpu_bytes() // agents.server_bytes)
     errors: list[BaseException | None] = []
     for first in range(0, len(names), size):
-        with contextlib.ExitStack() as stack:
-
-            def start(name: str, stack: contextlib.ExitStack = stack) -> VLLMServer:
-                arm = arm_of(name, agents.transfer(name), agents)
-                log_path = stage.folder / f"{stage.name}-{name}.log"
-                return stack.enter_context(serving(arm, model, log_path))
-
+        stacks = {name: contextlib.ExitStack() for name in names[first : first + size]}
+        try:
             with ThreadPoolExecutor() as pool:  # ends when all have started or failed
-                together = names[first : first + size]
-                starts = {name: pool.submit(start, name) for name in together}
+                starts = {
+                    name: pool.submit(_start, stage, agents, model, name, stack)
+                    for name, stack in stacks.items()
+                }
             errors += [each.exception() for each in starts.values()]
             for cell, (name, workload) in missing.items():
                 if name not in starts or starts[name].exception():
@@ -166,11 +164,25 @@ def play_arms(
                     stage.cell(cell, played)
                 except Exception as error:  # noqa: BLE001 - other servers still run
                     errors.append(error)
+        finally:
             with ThreadPoolExecutor() as pool:
-                running = [each for each in starts.values() if not each.exception()]
-                list(pool.map(lambda each: each.result().stop(), running))
+                stops = [pool.submit(stack.close) for stack in stacks.values()]
+            errors += [each.exception() for each in stops]
     for failed in filter(None, errors):
         raise failed
+
+
+def _start(
+    stage: Stage,
+    agents: ServedAgents,
+    model: Path,
+    name: str,
+    stack: contextlib.ExitStack,
+) -> VLLMServer:
+    """The server of an arm; `stack` stops it."""
+    arm = arm_of(name, agents.transfer(name), agents)
+    log_path = stage.folder / f"{stage.name}-{name}.log"
+    return stack.enter_context(serving(arm, model, log_path))
 
 
 def beside(sizes: Beside, contexts: int) -> tuple[Program, ...]:
