@@ -382,7 +382,7 @@ class Controller:
         """It was admitted, or it left."""
         program = id(record.program)
         self._waiting[program] -= 1
-        if not self._waiting[program]:
+        if self._waiting[program] <= 0:  # below, after a fault in `arrive`
             del self._waiting[program]
 
     def _leave(self, record: RequestRecord) -> None:

@@ -138,8 +138,9 @@ def _warn_of_little_room(options: TierOptions) -> None:
     if room_gb < options.cpu_gb:
         typer.echo(
             f"warning: {options.segment.parent} has {room_gb:.1f} GB free, less than "
-            f"--cpu-gb {options.cpu_gb:g}: LMCache will share no memory, and copy more "
-            "slowly. Mount it larger (docker: --ipc=host or --shm-size)",
+            f"--cpu-gb {options.cpu_gb:g}: LMCache will share no memory, and vLLM will "
+            "not start above it. Mount it larger (docker: --ipc=host or --shm-size) or "
+            'set "lmcache.mp.mp_transfer_mode" to "lmcache_driven"',
             err=True,
         )
 

@@ -4,8 +4,7 @@ vLLM places layer `l` of block `b` in one buffer at constant strides and hands o
 view `[block, head, token, content]` a layer; the physical order of these axes and of
 the layers is the layout ("LBNHC": layer, block, token, head, content). We read the
 strides of the views themselves, so every order is served as long as a block is the
-first axis and no bytes are shared. What does not fit is refused with its reason, and
-LMCache's own mover serves it.
+first axis and no bytes are shared. What does not fit is refused with its reason.
 """
 
 from __future__ import annotations

@@ -139,6 +139,31 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, 
     assert engine.pool.get_num_free_blocks() == 39
 
 
+def test_a_server_that_stood_still_writes_nothing_late(make_worker, tiers):
+    """Nor into blocks that others have by then, where LMCache's own copier does."""
+    engine = make_worker(num_blocks=30, **{"lmcache.mp.heartbeat_interval": 1.0})
+    context = goes_below(engine, "still", 160)
+    empty_gpu(engine)
+    engine.add("late", [*context, 5], max_tokens=2, hints=hints("still", last=True))
+    found = engine.connector.scheduler_role.parts.lower.tier._adapter
+    assert becomes(lambda: found.check_lookup_result("late") is not None, WAIT_S)
+    tiers.pause()
+    try:
+        engine.step()
+        loads = engine.worker.worker_role.tier._adapter.retrieve_futures
+        assert "late" in loads, "its load is under way"
+        step_until(engine, lambda: "late" in engine.finished)
+        for seed in range(3):
+            last = hints(f"other-{seed}", last=True)
+            engine.add(f"o{seed}", prompt(seed, 120), max_tokens=60, hints=last)
+        engine.step()
+    finally:
+        tiers.resume()
+    step_until(engine, lambda: {"o0", "o1", "o2"} <= engine.finished.keys())
+    up = engine.connector.scheduler_role.parts.lower.is_up
+    assert becomes(up, WAIT_S)
+
+
 def test_a_server_that_dies_under_way(make_worker, tiers):
     """Loads fail, tokens are computed, nothing is wrong and nothing hangs."""
     engine = make_worker(num_blocks=200, **{"lmcache.mp.mq_timeout": 1.0})

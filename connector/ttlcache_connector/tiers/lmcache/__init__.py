@@ -6,9 +6,9 @@ is copied. What is changed:
 
 - *what* is stored *when*: its lazy offload asks our `StoreQueue`, not its own
   policies (`LazyOffloadManager._policy`);
-- *how* bytes move, where there is one KV cache group: LMCache's worker-driven
-  protocol (it hands out slots of its memory, the worker copies) on a thread of ours,
-  so that a server that is slow or gone costs a miss and never a step, and by our own
-  transfer path where that serves the model (`registration`);
+- *how* bytes move, where there is one KV cache group: by our transfer path, through
+  LMCache's worker-driven protocol (it hands out slots of its memory, the worker copies)
+  on a thread of ours, so that a server that is slow or gone costs a miss and never a
+  step (`registration`);
 - its timeouts, which are meant for start-up and would stall requests for minutes.
 """
