@@ -102,7 +102,7 @@ class FakeEngine:
         request = FakeRequest(request_id, list(prompt), len(prompt), tenant)
         self.requests[request_id] = request
         self._count_queue()
-        return self.controller.arrive(
+        return self.controller.on_arrival(
             Arrival(
                 request_id=request_id,
                 num_tokens=len(prompt),
@@ -136,7 +136,7 @@ class FakeEngine:
                 break
             if urgency is not Urgency.STALLED:
                 self.holder.wanted_blocks = lacking
-                lacking -= self.controller.memory.redecide_provisional()
+                lacking -= self.controller.memory.redecide_uncontended()
             if lacking > 0 and not self.controller.memory.reclaim(
                 lacking, urgency, request_id
             ):
@@ -169,7 +169,7 @@ class FakeEngine:
         request.blocks += self.holder.take_new(max(0, lacking))
         request.tokens += output
         if output:
-            self.controller.prefilled(request_id)
+            self.controller.on_prefilled(request_id)
         return True
 
     def finish(self, request_id: str) -> Finished:
@@ -219,7 +219,7 @@ class FakeEngine:
             pinned = self.holder.pinned_blocks()
             return sum(1 for block in blocks[:count] if block not in pinned)
 
-        finished = self.controller.finish(
+        finished = self.controller.on_finished(
             Finish(
                 request_id=request_id,
                 completed=completed,
@@ -272,11 +272,13 @@ def _check_orders(controller: Controller) -> None:
     victims = list(controller.pins.victims())
     assert len(victims) == len(pins)
     assert set(victims) == set(pins)
-    assert [pin.is_awaited for pin in victims] == sorted(pin.is_awaited for pin in pins)
-    marked = {pin.pin_id for pin in pins if pin.provisional}
-    assert set(controller.pins._provisional) == marked
+    assert [pin.has_claimant for pin in victims] == sorted(
+        pin.has_claimant for pin in pins
+    )
+    marked = {pin.pin_id for pin in pins if pin.uncontended}
+    assert set(controller.pins._uncontended) == marked
     due = controller.pins.expired(math.inf)
-    assert set(due) == {pin for pin in pins if not pin.is_awaited}
+    assert set(due) == {pin for pin in pins if not pin.has_claimant}
     deadlines = [pin.deadline_s for pin in due]
     assert deadlines == sorted(deadlines)
     assert controller.pins.next_deadline_s() == (deadlines[0] if due else None)
@@ -288,7 +290,7 @@ def _check_claims(controller: Controller) -> None:
         for request_id, record in controller.requests.items()
         if controller.pins.get(record.pin_id) is not None
     }
-    held = {(pin.pin_id, rid) for pin in controller.pins for rid in pin.waiters}
+    held = {(pin.pin_id, rid) for pin in controller.pins for rid in pin.claimants}
     assert held == claims, "a pin is held by a request that will not claim it"
 
 
@@ -298,9 +300,11 @@ def _check_programs(controller: Controller) -> None:
         assert not program.ended
         assert program.live_requests == in_flight[id(program)]
         pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
-        assert sum(pin is None or not pin.is_awaited for pin in pins) <= MAX_OPEN_TURNS
+        assert (
+            sum(pin is None or not pin.has_claimant for pin in pins) <= MAX_OPEN_TURNS
+        )
     for pin in controller.pins:
         assert pin.turn.pin_id == pin.pin_id
-        if not pin.is_awaited:
+        if not pin.has_claimant:
             assert controller.programs.get(pin.program.key) is pin.program
             assert pin.turn in pin.program.open_turns

@@ -33,7 +33,7 @@ def obey(controller: Controller, order: Mapping[str, Any], now_s: float) -> Any:
     answer: dict[str, Any] = {"known": False}
     for spelling in (order["program_id"], *order.get("as_sent", ())):
         if action == "end":
-            answer = {"known": controller.end(tenant, str(spelling))}
+            answer = {"known": controller.end_program(tenant, str(spelling))}
         else:
             answer = _progress(controller, tenant, str(spelling), order)
         if answer["known"]:
@@ -58,7 +58,7 @@ def remaining_s(order: Mapping[str, Any], waited_s: float) -> float | None:
 def _progress(
     controller: Controller, tenant: str, program_id: str, order: Mapping[str, Any]
 ) -> dict[str, Any]:
-    pins = controller.progress(
+    pins = controller.on_progress(
         tenant, program_id, lambda waited_s: remaining_s(order, waited_s)
     )
     if pins is None:

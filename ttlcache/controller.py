@@ -1,7 +1,8 @@
 """The life of a request, top to bottom: one method per event that an engine reports.
 
-    arrive → (queue.priority | memory.may_start)* → on_allocated → prefilled → finish
-           … gap: arrive | tick (the pin expires) | memory.reclaim (memory is short)
+    on_arrival → (queue.priority | memory.may_start)* → on_allocated → on_prefilled
+           → on_finished
+           … gap: on_arrival | tick (the pin expires) | memory.reclaim (memory is short)
 
 What an engine asks between the events it asks `Controller.queue`, `Controller.memory`
 and `Controller.tier`. Blocks are referenced and released only through the
@@ -39,7 +40,7 @@ from ttlcache.retention.shadow import ShadowHolder
 from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
-from ttlcache.scheduling.memory import KVMemory
+from ttlcache.scheduling.memory import MemoryArbiter
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.scheduling.wait_bound import WaitBound
@@ -144,7 +145,7 @@ class Controller:
             self.telemetry,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self.memory = KVMemory(
+        self.memory = MemoryArbiter(
             self.requests,
             clock,
             holder,
@@ -166,7 +167,7 @@ class Controller:
 
     # --- a request comes -------------------------------------------------
 
-    def arrive(self, arrival: Arrival) -> RequestRecord:
+    def on_arrival(self, arrival: Arrival) -> RequestRecord:
         """A request entered the queue: find its program, close its gap."""
         now_s = self._clock.now_s()
         self._forget(arrival.request_id)
@@ -193,7 +194,7 @@ class Controller:
             record.pin_id = pin.pin_id
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
-        self.telemetry.arrive(now_s, record, rule, arrival, continuation)
+        self.telemetry.on_arrival(now_s, record, rule, arrival, continuation)
         return record
 
     def on_allocated(self, request_id: str, cached_tokens: int) -> None:
@@ -225,7 +226,7 @@ class Controller:
             self.costs.observe_return_wait(now_s - record.queued_s)
         # With real pins a request would wait for memory now.
         if self._shadow is not None and self._shadow.lacks_memory():
-            self.memory.redecide_provisional()
+            self.memory.redecide_uncontended()
 
     def on_step(self, step: Step) -> None:
         """A step is computed: learn what prompt tokens cost.
@@ -238,7 +239,7 @@ class Controller:
         self._step_ended_s = now_s
         self.costs.observe_step(step, seconds, is_ahead=is_ahead)
 
-    def prefilled(self, request_id: str) -> None:
+    def on_prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is None:
@@ -250,7 +251,7 @@ class Controller:
 
     # --- a request goes --------------------------------------------------
 
-    def finish(self, finish: Finish) -> Finished:
+    def on_finished(self, finish: Finish) -> Finished:
         """A request left the engine: decide, and maybe order a pin."""
         record = self.requests.pop(finish.request_id, None)
         if record is None:
@@ -258,7 +259,7 @@ class Controller:
         self._leave(record)
         program = record.program
         now_s = self._clock.now_s()
-        self.telemetry.finish(now_s, record, finish)
+        self.telemetry.on_finished(now_s, record, finish)
         self.programs.touch(program, now_s)
         context_blocks = finish.num_tokens / self.block_tokens
         if record.admitted_s is not None:
@@ -283,7 +284,7 @@ class Controller:
             self.admission.on_context(program, context_blocks)
         return finished if self._shadow is None else Finished(finished.decision)
 
-    def progress(
+    def on_progress(
         self, tenant: str, program_id: str, remaining: Remaining
     ) -> list[dict[str, Any]] | None:
         """A tool reports in mid-gap: decide again. None if the program is unknown."""
@@ -304,7 +305,7 @@ class Controller:
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
             self._end(program, "idle" if overdue else "forgotten")
 
-    def end(self, tenant: str, program_id: str) -> bool:
+    def end_program(self, tenant: str, program_id: str) -> bool:
         """A program is over: release all its pins. False if it is unknown."""
         program = self.programs.find(tenant, program_id)
         if program is None:
@@ -382,11 +383,11 @@ class Controller:
         """It was admitted, or it left."""
         program = id(record.program)
         self._waiting[program] -= 1
-        if self._waiting[program] <= 0:  # below, after a fault in `arrive`
+        if self._waiting[program] <= 0:  # below, after a fault in `on_arrival`
             del self._waiting[program]
 
     def _leave(self, record: RequestRecord) -> None:
-        """The request is gone; somebody else may continue a turn it did not claim."""
+        """The request is gone; another may continue a turn it did not claim."""
         program = record.program
         program.live_requests -= 1
         if record.admitted_s is None:
@@ -397,8 +398,8 @@ class Controller:
         record.pin_id = None
         if pin is None:
             return
-        self.pins.remove_waiter(pin, record.request_id)
-        if pin.is_awaited:
+        self.pins.remove_claimant(pin, record.request_id)
+        if pin.has_claimant:
             return
         if program.ended:
             self._turns.end_pin(pin, PinOutcome.ENDED)
@@ -437,7 +438,7 @@ class Controller:
         if program.ended:
             return
         self.programs.remove(program)
-        self.telemetry.end(self._clock.now_s(), program, how)
+        self.telemetry.on_program_end(self._clock.now_s(), program, how)
         self.admission.on_program_end(program)
         if program.turns_finished:
             self.memoryfulness.add(program.turns_finished)

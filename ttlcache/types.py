@@ -119,7 +119,7 @@ class Decision(NamedTuple):
     min_keep_share: under pressure the pin loses block by block, tail first, while it
         keeps this share of its blocks, and then goes as a whole. 0: to the last block;
         1: always as a whole.
-    provisional: decided while no request waited for memory; once one does, the policy
+    uncontended: decided while no request waited for memory; once one does, the policy
         is asked again.
     yields: any request of its tenant that waits for memory may take the pin, as long as
         its next turn has not come.
@@ -131,7 +131,7 @@ class Decision(NamedTuple):
     policy_ttl_s: float = math.inf
     stall_wait_s: float = 0.0
     min_keep_share: float = 0.0
-    provisional: bool = False
+    uncontended: bool = False
     yields: bool = False
 
 

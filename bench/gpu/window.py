@@ -16,7 +16,7 @@ from bench.gpu.stage import Json
 from ttlcache.errors import TransferError
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.layout import BlockLayout, Plane
 from ttlcache.transfer.plan import Direction, plan_copies
 from ttlcache_sim.metrics import percentile
@@ -45,7 +45,7 @@ def load_beside_small_copies(num_bytes: int, parts: int) -> Json:
         small = _both_sides(runtime, _SMALL_BYTES, stack)
         event = runtime.create_event()
         stack.callback(runtime.destroy_event, event)
-        pinned, piece = PinnedRanges(runtime), num_bytes // _PIECES
+        pinned, piece = HostRanges(runtime), num_bytes // _PIECES
         pinned.adopt(host, num_bytes)
         layout = BlockLayout.from_planes("pool", _PIECES, [Plane(device, piece, piece)])
         backwards = np.arange(_PIECES)[::-1]  # no two adjoin

@@ -27,10 +27,10 @@ class Kept:
 
 def _turn(controller: Controller, agent: Agent) -> None:
     arrival = agent.arrival()
-    record = controller.arrive(arrival)
+    record = controller.on_arrival(arrival)
     controller.on_allocated(arrival.request_id, record.reusable_tokens)
-    controller.prefilled(arrival.request_id)
-    controller.finish(agent.finish())
+    controller.on_prefilled(arrival.request_id)
+    controller.on_finished(agent.finish())
 
 
 def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:

@@ -95,11 +95,11 @@ def _time_turn(controller: Controller, agent: Agent) -> tuple[int, int]:
     """Nanoseconds of the turn's arrival and of its end."""
     arrival = agent.arrival(is_last=agent.turns + 1 == TURNS_PER_AGENT)
     began_ns = time.thread_time_ns()
-    controller.arrive(arrival)
+    controller.on_arrival(arrival)
     arrive_ns = time.thread_time_ns() - began_ns
     controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
-    controller.prefilled(arrival.request_id)
+    controller.on_prefilled(arrival.request_id)
     finish = agent.finish()
     began_ns = time.thread_time_ns()
-    controller.finish(finish)
+    controller.on_finished(finish)
     return arrive_ns, time.thread_time_ns() - began_ns

@@ -13,9 +13,9 @@ from ttlcache.transfer import Direction, plan_copies
 from ttlcache.transfer.calibrate import CANDIDATES
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.plan import CopyPlan
-from ttlcache_connector.copy.lanes import Lanes, make_lanes
+from ttlcache_connector.copy.engines import CopyEngines, make_engines
 
 WAIT_S = 300.0
 
@@ -72,7 +72,7 @@ class OneCopy(Arm):
 class EngineArm(Arm):
     """Our engines, as the lower tiers have them."""
 
-    def __init__(self, name: str, lanes: Lanes) -> None:
+    def __init__(self, name: str, lanes: CopyEngines) -> None:
         self.name, self._lanes = name, lanes
         self._host = 0
 
@@ -120,20 +120,22 @@ def make_arms(
     if device.type == "cuda" or on_stand_in:
         _engine_arms(device, arms, absent)
     else:
-        arms.append(EngineArm("reference", make_lanes(device)))
+        arms.append(EngineArm("reference", make_engines(device)))
         absent["cupy"] = "no CUDA device"
     return arms, absent
 
 
 def _engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
     """Our engines as they choose, and each of their methods."""
-    arms.append(EngineArm("cupy", make_lanes(torch.device("cuda", device.index or 0))))
+    arms.append(
+        EngineArm("cupy", make_engines(torch.device("cuda", device.index or 0)))
+    )
     runtime = CupyRuntime(device.index or 0)
     for method in CANDIDATES:
         if method.runs_on(runtime):
-            pinned = PinnedRanges(runtime)
+            pinned = HostRanges(runtime)
             one, other = (CupyEngine(runtime, pinned, None, method) for _ in Direction)
-            lanes = Lanes(one, other, pinned)
+            lanes = CopyEngines(one, other, pinned)
             arms.append(EngineArm(f"cupy {method.value}", lanes))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"

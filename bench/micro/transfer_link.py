@@ -23,10 +23,10 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import BlockLayout, Direction
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.layout import Plane
 from ttlcache_connector.tiers.cpu.messages import BlockCopy
-from ttlcache_connector.tiers.cpu.worker import CopyLane
+from ttlcache_connector.tiers.cpu.worker import CopyQueue
 
 LINK_BYTES_PER_S = 55e9
 #: 64k tokens of an 8B model.
@@ -116,12 +116,12 @@ def transfer(layout: BlockLayout, *ways: Direction) -> Transfer:
     """Every second block of a pool, as the CPU tier of a worker moves it."""
     link = SimulatedLink()
     runtime = cast(CupyRuntime, link)
-    pinned = PinnedRanges(runtime)
+    pinned = HostRanges(runtime)
     pinned.adopt(HOST, NUM_BYTES)
     host = SimpleNamespace(data_ptr=lambda: HOST, stride=lambda _: NUM_BYTES // BLOCKS)
     blocks = BlockCopy(list(range(0, 2 * BLOCKS, 2)), list(range(BLOCKS)))
     lanes = [
-        CopyLane(way, CupyEngine(runtime, pinned), MetricsBuffer()) for way in ways
+        CopyQueue(way, CupyEngine(runtime, pinned), MetricsBuffer()) for way in ways
     ]
     asked_s = began_s = time.perf_counter()
     for lane in lanes:

@@ -131,7 +131,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.scheduler_role is None:
             drop_unfit_args(request)  # no worker could take them
         else:
-            self.scheduler_role.requests.arrive(request)
+            self.scheduler_role.requests.on_arrival(request)
 
     @_of_scheduler(plain=(0, False))
     def get_num_new_matched_tokens(
@@ -143,20 +143,22 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self._bound.requests.allocated(request, blocks, num_external_tokens)
+        self._bound.requests.update_state_after_alloc(
+            request, blocks, num_external_tokens
+        )
 
     def build_connector_meta(
         self, scheduler_output: SchedulerOutput
     ) -> KVConnectorMetadata:
         if self.scheduler_role is None:
             return TierMetadata()
-        return self.scheduler_role.steps.scheduled(scheduler_output)
+        return self.scheduler_role.steps.build_metadata(scheduler_output)
 
     @_of_scheduler()
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         # Without a tier of ours, too: another connector beside us may load.
         if self._bound.parts.lower.is_set or connector_output.finished_recving:
-            self._bound.steps.worker_output(connector_output)
+            self._bound.steps.on_worker_output(connector_output)
 
     @_of_scheduler(plain=False)
     def has_pending_push_work(self) -> bool:
@@ -172,7 +174,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._bound.requests.finished(request, block_ids)
+        self._bound.requests.on_finished(request, block_ids)
         return False, None
 
     @_of_scheduler()
@@ -244,7 +246,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler()
     def after_step(self, scheduler_output: SchedulerOutput) -> None:
-        self._bound.steps.step_done(scheduler_output)
+        self._bound.steps.on_step_end(scheduler_output)
 
     @_of_scheduler(plain=False)
     def refresh_place(self, request: Request) -> bool:
@@ -273,7 +275,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.scheduler_role is None:
             return self.worker_role.take_stats()
         if self.scheduler_role.parts.engine.scheduler is None:
-            self.scheduler_role.steps.step_done()  # vLLM asks at the end of each
+            self.scheduler_role.steps.on_step_end()  # vLLM asks at the end of each
         return self.scheduler_role.reports.take_stats()
 
     @classmethod

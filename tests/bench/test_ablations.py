@@ -70,8 +70,8 @@ def test_what_is_asked_of_the_reclaimer():
     assert decide("no-stall-wait", turn_of(5), view).stall_wait_s == 0.0
     assert decide("no-whole-victims", turn_of(5), view).min_keep_share == 0.0
     free = view_of(history_of([1.0] * 4), Pressure(100))
-    assert Adaptive().decide(turn_of(5), free).provisional
-    assert not decide("no-repricing", turn_of(5), free).provisional
+    assert Adaptive().decide(turn_of(5), free).uncontended
+    assert not decide("no-repricing", turn_of(5), free).uncontended
 
 
 def test_a_tier_that_forgets_is_believed_to_keep_everything():

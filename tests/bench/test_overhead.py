@@ -37,9 +37,9 @@ def test_an_agent_is_recognised_and_claims_its_pins(identity):
     for _ in range(3):
         for agent in agents:
             arrival = agent.arrival()
-            record = controller.arrive(arrival)
+            record = controller.on_arrival(arrival)
             controller.on_allocated(arrival.request_id, record.reusable_tokens)
-            assert controller.finish(agent.finish()).order is not None
+            assert controller.on_finished(agent.finish()).order is not None
         clock.advance(1.0)
         controller.tick()
     assert len(controller.programs) == 2

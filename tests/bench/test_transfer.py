@@ -14,7 +14,7 @@ from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.micro.transfer_run import BOTH, run, verify
 from tests.commands import output_of
 from ttlcache.transfer import Direction
-from ttlcache_connector.copy.lanes import make_lanes
+from ttlcache_connector.copy.engines import make_engines
 
 CPU = torch.device("cpu")
 SHAPE = CellShape("LBNHC", 4096, 3, 4, 1 << 20)
@@ -24,7 +24,7 @@ class Broken(EngineArm):
     """Loses, moves or adds bytes."""
 
     def __init__(self, how):
-        super().__init__("broken", make_lanes(CPU))
+        super().__init__("broken", make_engines(CPU))
         self.how = how
 
     def move(self, memory, direction, part):

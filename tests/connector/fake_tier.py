@@ -7,18 +7,18 @@ from typing import Any
 from ttlcache_connector.tiers.base import (
     Match,
     SchedulerTier,
+    TierDemotions,
     TierEvents,
     TierMetadata,
-    TierStores,
     TurnEnd,
 )
 
 
-class FakeTier(SchedulerTier, TierStores):
+class FakeTier(SchedulerTier, TierDemotions):
     """Says yes to everything, and copies when it is told to."""
 
     def __init__(self) -> None:
-        self.stores = self
+        self.demotions = self
         self.calls: list[tuple[str, str]] = []
         self.up = True
         self.found: int | None = 0
@@ -32,7 +32,7 @@ class FakeTier(SchedulerTier, TierStores):
     def is_up(self) -> bool:
         return self.up and not self.is_off
 
-    def arrive(self, request, *, has_pin):
+    def on_arrival(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
 
     def match(self, request, hit_tokens, stored_tokens):
@@ -40,7 +40,7 @@ class FakeTier(SchedulerTier, TierStores):
         self.stored_tokens = stored_tokens
         return Match(self.found, self.asked)
 
-    def allocated(self, request, blocks, external_tokens):
+    def update_state_after_alloc(self, request, blocks, external_tokens):
         self._maybe_fail("allocated")
 
     def build_metadata(self, output):
@@ -87,13 +87,13 @@ class FakeTier(SchedulerTier, TierStores):
 def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The tier needs the request's blocks no longer, as the next step would find."""
     tier.events.settled.append(request_id)
-    engine.role.steps.tier_events()
+    engine.role.steps.apply_tier_events()
 
 
 def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The request's copy begins, as the next step would find."""
     tier.copy(request_id)
-    engine.role.steps.tier_events()
+    engine.role.steps.apply_tier_events()
 
 
 def _id(request: Any) -> str:

@@ -20,10 +20,10 @@ def _at(path: str, method: str, *labels: str) -> tuple[str, str, frozenset[str]]
 _CONTROLLER, _HOLDER = "parts.controller", "parts.holder"
 _QUEUE, _MEMORY = f"{_CONTROLLER}.queue", f"{_CONTROLLER}.memory"
 _METRICS = f"{_CONTROLLER}.telemetry.metrics"
-_TURNS = ("arrive", "on_allocated", "finished", "before_step", "eviction")
+_TURNS = ("on_arrival", "on_allocated", "on_finished", "before_step", "eviction")
 #: point -> (object below the scheduler role, method, labels it is counted under).
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
-    "arrive": _at(_CONTROLLER, "arrive", "arrive"),
+    "on_arrival": _at(_CONTROLLER, "on_arrival", "on_arrival"),
     "priority": _at(_QUEUE, "priority", "priority"),
     "refresh_place": _at(_QUEUE, "refresh_place", "refresh_place"),
     "max_wait_s": _at(f"{_QUEUE}.wait_bound", "seconds", "max_wait_s"),
@@ -31,13 +31,13 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "reclaim": _at(_MEMORY, "reclaim", "eviction"),
     "note_local_hit": _at("requests._local_hits", "__setitem__", "note_local_hit"),
     "on_allocated": _at(_CONTROLLER, "on_allocated", "on_allocated"),
-    "prefilled": _at(_CONTROLLER, "prefilled", "before_step", "finished"),
-    "finish": _at(_CONTROLLER, "finish", "finished"),
-    "candidate": _at(_HOLDER, "candidate", "finished"),
-    "hold": _at(_HOLDER, "hold", "finished"),
+    "prefilled": _at(_CONTROLLER, "on_prefilled", "before_step", "on_finished"),
+    "finish": _at(_CONTROLLER, "on_finished", "on_finished"),
+    "candidate": _at(_HOLDER, "candidate", "on_finished"),
+    "hold": _at(_HOLDER, "hold", "on_finished"),
     "tick": _at(_CONTROLLER, "tick", "before_step"),
-    "steps": _at("steps._steps", "append", "step_scheduled"),
-    "on_step": _at(_CONTROLLER, "on_step", "step_done"),
+    "steps": _at("steps._steps", "append", "on_scheduled"),
+    "on_step": _at(_CONTROLLER, "on_step", "on_step_end"),
     "failed_loads": _at(
         "parts.engine.scheduler._inflight_prefills", "__len__", "put_back_failed_loads"
     ),
@@ -47,7 +47,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "release": _at(_HOLDER, "release", *_TURNS, "release_pins", "drop_orphans"),
     "pressure": _at(
         *(_HOLDER, "pressure"),
-        *("finished", "before_step", "admission", "eviction", "take_stats"),
+        *("on_finished", "before_step", "admission", "eviction", "take_stats"),
     ),
     "rekey": _at("parts.engine._queue", "rekey", *_TURNS),
     "is_aged": _at("parts.engine._queue", "is_aged", "urgency", "eviction"),

@@ -106,7 +106,7 @@ def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
     engine = full_engine()
     add(engine, "F", 20)
     assert started(engine) == []
-    engine.controller.end("", "A")
+    engine.controller.end_program("", "A")
     assert started(engine, 1) == ["E-1"]
     finish_all(engine, clock)
     assert "F-1" in engine.finished

@@ -26,7 +26,7 @@ from tests.e2e.tier_bytes.worker import (
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import demotion_queue
-from ttlcache_connector.tiers.cpu import budget, stores, worker
+from ttlcache_connector.tiers.cpu import budget, demotions, worker
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 from ttlcache_sim.harness import EngineSpec
 
@@ -62,7 +62,7 @@ def below(make_worker) -> Any:
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(demotions, "COPY_TIMEOUT_S", 0.3)
 
 
 def down(engine: Worker, name: str, seed: int) -> list[int]:
@@ -318,9 +318,9 @@ def test_what_a_step_computes_is_unwritten_until_then(make_worker):
     context = engine.turn("a-0", prompt(1, 200), hints=hints("a"))
     turn = set(range(1, 64)) & found[0]
     assert len(turn) == len(found[0]) == 13  # 200 tokens of 16 a block
-    (pending,) = tier.stores._turns
-    assert tier.stores.demote(pending)
-    assert tier.stores.order(turn, is_up=True) == {}
+    (pending,) = tier.demotions._turns
+    assert tier.demotions.demote(pending)
+    assert tier.demotions.order(turn, is_up=True) == {}
     found.clear()
     engine.turn("a-1", [*context, *prompt(2, 40)], hints=hints("a", last=True))
     assert found[0]
@@ -328,8 +328,8 @@ def test_what_a_step_computes_is_unwritten_until_then(make_worker):
 
 
 def test_a_step_that_takes_long_is_no_stall(monkeypatch):
-    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.01)
-    copies: Any = stores.Copies(1)
+    monkeypatch.setattr(demotions, "COPY_TIMEOUT_S", 0.01)
+    copies: Any = demotions.Copies(1)
     copies.begin("a", 1)
     time.sleep(0.02)
     assert copies.take_ended(CopyReport()) == []  # of the step before the long one

@@ -52,7 +52,7 @@ class ThreadedCuda(FakeCuda):
 @pytest.fixture
 def made(monkeypatch):
     cuda = ThreadedCuda(seed=3)
-    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes_of(cuda))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: cuda.activate())
     caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
     pool = fill(caches)

@@ -156,8 +156,8 @@ def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(make, tier, monkey
         expired, "on_settled", lambda each: fails() if each == "a" else settled(each)
     )
     tier.events.settled += ["a", "b"]
-    engine.role.steps.tier_events()
-    assert totals(engine)["hook_errors:tier_events"] == 1
+    engine.role.steps.apply_tier_events()
+    assert totals(engine)["hook_errors:apply_tier_events"] == 1
     assert demoting(engine) == 6
 
 

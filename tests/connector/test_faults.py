@@ -111,8 +111,8 @@ def test_the_table_names_every_hook():
         if hasattr(method, "__wrapped__")
     }
     # See the tests below, and test_demotion.
-    unreachable = {"foreign_step", "shutdown", "start_copies_ahead"}
-    unreachable |= {"step_scheduled", "tier_events", *AT_WILL}
+    unreachable = {"before_foreign_step", "shutdown", "start_copies_ahead"}
+    unreachable |= {"on_scheduled", "apply_tier_events", *AT_WILL}
     # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
     unreachable |= {"release_if_off", "drop_rest"}
     counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))
@@ -125,7 +125,7 @@ AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
     "control": ("reports", "controller", "tick"),
     "stored_tokens": ("requests", "controller", "requests"),
-    "worker_output": ("steps", "prefills", "kv_landed"),
+    "on_worker_output": ("steps", "prefills", "kv_landed"),
 }
 
 
@@ -149,10 +149,10 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
     assert len(engine.turn("A-2", range(100))) > 100
 
 
-@pytest.mark.parametrize("hook", ["step_scheduled", "foreign_step"])
+@pytest.mark.parametrize("hook", ["on_scheduled", "before_foreign_step"])
 def test_steps_that_cannot_be_read_or_logged_are_served(make_engine, monkeypatch, hook):
     """Under our scheduler and a foreign one."""
-    is_ours = hook == "step_scheduled"
+    is_ours = hook == "on_scheduled"
     scheduler_cls = None if is_ours else VLLM_OWN
     engine = make_engine(num_blocks=40, scheduler_cls=scheduler_cls)
     engine.on_step = None
@@ -187,7 +187,7 @@ def test_blocks_that_a_fault_left_behind_are_a_gauge_and_are_freed(make_engine, 
     injector = Injector(1)
     injector.install(role, "release")
     with pytest.raises(InjectedError):
-        role.parts.controller.end("", "A")
+        role.parts.controller.end_program("", "A")
     assert free(engine) == 30 - held
     with paused(injector):
         assert leaked_blocks() == held > 0
@@ -211,7 +211,7 @@ def test_pins_that_cannot_be_taken_do_not_wedge(make_engine, fault):
     if fault == "release":
         for program in range(3):
             with pytest.raises(InjectedError):
-                controller.end("", str(program))
+                controller.end_program("", str(program))
         assert len(controller.pins) == 0
         injector.is_on = False
     assert free(engine) < 10
@@ -223,7 +223,7 @@ def test_pins_that_cannot_be_taken_do_not_wedge(make_engine, fault):
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("also", ["release_all", "release", "rekey"])
 @pytest.mark.parametrize(
-    "point", ["arrive", "hold", "tick", "drain", "note_local_hit", "may_start"]
+    "point", ["on_arrival", "hold", "tick", "drain", "note_local_hit", "may_start"]
 )
 def test_faults_of_any_hook_turn_retention_off(
     make_engine, clock, monkeypatch, point, when, also

@@ -20,8 +20,8 @@ from vllm.v1.worker.utils import allocate_kv_cache
 from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
+from ttlcache_connector.copy.engines import make_engines
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
-from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
@@ -90,7 +90,7 @@ def check_round_trip(caches, config, group):
         return blocks_of(caches, list(caches), config, ids)
 
     before, wanted, others = raw.clone(), bytes_of(old), bytes_of(kept)
-    copier = BlockCopier(group, make_lanes(CPU))
+    copier = BlockCopier(group, make_engines(CPU))
     try:
         chunks = chunks_for(group, 2)
         copier.copy(Direction.STORE, [*old, 0, 0, 0], PER_CHUNK, chunks)
@@ -177,7 +177,7 @@ def test_lmcaches_own_order_needs_no_namespace(layout):
     assert (namespace(config) == "") == group.token_major
     ids = [7, 2, 3, 4]
     ours = chunks_for(group, 1)
-    copier = BlockCopier(group, make_lanes(CPU))
+    copier = BlockCopier(group, make_engines(CPU))
     copier.copy(Direction.STORE, ids, PER_CHUNK, ours)
     copier.close()
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
@@ -242,15 +242,15 @@ def test_what_we_cannot_serve_is_refused_with_its_reason(change, reason):
 
 def test_other_devices_have_no_engine():
     with pytest.raises(TransferError, match="xpu"):
-        make_lanes(torch.device("xpu"))
+        make_engines(torch.device("xpu"))
     if not torch.cuda.is_available():
         with pytest.raises(TransferError, match=r"no CUDA device|cupy"):
-            make_lanes(torch.device("cuda", 0))
+            make_engines(torch.device("cuda", 0))
 
 
 def test_a_failed_copy_is_an_error_and_small_chunks_are_refused():
     caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
-    copier = BlockCopier(read_layout(caches, config), make_lanes(CPU))
+    copier = BlockCopier(read_layout(caches, config), make_engines(CPU))
     with pytest.raises(TransferError, match="a chunk of"):
         copier.copy(
             Direction.STORE, [1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)]

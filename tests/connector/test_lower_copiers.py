@@ -27,8 +27,8 @@ from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache.transfer.host_memory import PinnedRanges
-from ttlcache_connector.copy.lanes import Lanes
+from ttlcache.transfer.host_memory import HostRanges
+from ttlcache_connector.copy.engines import CopyEngines
 from ttlcache_connector.tiers.lmcache import copier as copier_module
 from ttlcache_connector.tiers.lmcache import registration
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
@@ -215,8 +215,8 @@ class SlowEngine(ReferenceEngine):
 def test_a_slow_copy_is_told_when_it_is_over(server, caches, threaded, monkeypatch):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
-    lanes = Lanes(engine, ReferenceEngine())
-    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes)
+    lanes = CopyEngines(engine, ReferenceEngine())
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes)
     fill(caches)
     assert threaded().store(caches)
     assert engine.waits == [False, False, False, True]
@@ -242,15 +242,15 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, th
     assert seen == [False, False]
 
 
-def lanes_of(cuda: FakeCuda) -> Lanes:
-    pinned = PinnedRanges(cuda)
-    return Lanes(CupyEngine(cuda, pinned), CupyEngine(cuda, pinned), pinned)
+def lanes_of(cuda: FakeCuda) -> CopyEngines:
+    pinned = HostRanges(cuda)
+    return CopyEngines(CupyEngine(cuda, pinned), CupyEngine(cuda, pinned), pinned)
 
 
 def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
     """By a device that takes copies to and from unpinned memory for faults."""
     cuda = FakeCuda(seed=3)
-    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes_of(cuda))
     caches, config = tensors
     pool = fill(caches)
     before, cache = pool.clone(), caches["l1"]

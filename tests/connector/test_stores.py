@@ -194,7 +194,7 @@ def test_statistics_of_a_request_that_was_never_looked_at():
     half._inner = inner
     half._lookups = SimpleNamespace(end=lambda request_id: None)
     half._salts = SaltGenerations(inner, OrphanedLookups(inner.scheduler_adapter))
-    half.finished(request_with({"cached_token_stats": True}), ())
+    half.on_finished(request_with({"cached_token_stats": True}), ())
     assert finished == ["r"]
     assert inner.request_trackers == {}
 

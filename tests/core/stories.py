@@ -18,7 +18,7 @@ class Story(FakeEngine):
     """Its invariants hold after every event."""
 
     def end(self, label, tenant=""):
-        known = self.controller.end(tenant, label)
+        known = self.controller.end_program(tenant, label)
         self.check()
         return known
 

@@ -55,7 +55,7 @@ def taught_engine():
 
 
 def delay(engine, request_id):
-    return engine.controller.requests[request_id].delay_places
+    return engine.controller.requests[request_id].work_delay_places
 
 
 def test_who_has_more_before_it_is_put_back_further():
@@ -98,7 +98,7 @@ def test_a_program_is_put_back_by_so_many_places_at_most():
     work = taught_engine().controller.queue.work
     endless = Work(turns=4000, prompt_s=1e9, output_s=1e9)
     places = 8  # short programs that come while a long one runs
-    assert 0 < work.delay_places(endless) <= DELAY * places * MAX_EXCESS_PROGRAMS
+    assert 0 < work.work_delay_places(endless) <= DELAY * places * MAX_EXCESS_PROGRAMS
 
 
 def test_a_sub_agent_stands_where_its_parents_work_puts_it():
@@ -106,7 +106,7 @@ def test_a_sub_agent_stands_where_its_parents_work_puts_it():
     run(engine, "1parent", 2, end=False)
     parent = engine.controller.programs.get(("", "1parent"))
     engine.arrive("sub-0", [5, 6], program="2sub", parent_id="1parent")
-    assert delay(engine, "sub-0") == engine.controller.queue.work.delay_places(
+    assert delay(engine, "sub-0") == engine.controller.queue.work.work_delay_places(
         parent.work
     )
 

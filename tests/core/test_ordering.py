@@ -11,7 +11,7 @@ def queued(program, request, *, pinned=False, preempted=False, user=0, **more):
         user_priority=user,
         preempted=preempted,
         claimable=pinned,
-        place_seq=program,
+        queue_place=program,
         request_seq=request,
         **more,
     )
@@ -56,14 +56,16 @@ def test_order_of_service(name, expected):
     ],
 )
 def test_expected_work_puts_a_place_back(delays, expected):
-    made = [queued(number, number, delay_places=places) for number, places in delays]
+    made = [
+        queued(number, number, work_delay_places=places) for number, places in delays
+    ]
     assert served("expected-finish", made) == expected
 
 
 def test_before_less_work_come_preempted_turns_and_pins_as_in_the_paper():
-    pinned = queued(1, 1, delay_places=90, pinned=True)
-    preempted = queued(3, 3, delay_places=500, preempted=True)
-    turns = [queued(2, 2, delay_places=1), pinned, preempted]
+    pinned = queued(1, 1, work_delay_places=90, pinned=True)
+    preempted = queued(3, 3, work_delay_places=500, preempted=True)
+    turns = [queued(2, 2, work_delay_places=1), pinned, preempted]
     assert served("expected-finish", turns) == [3, 1, 2]
 
 

@@ -61,7 +61,7 @@ def test_who_is_out_of_patience_goes_if_that_is_enough(engine):
 def test_no_patience_for_whom_waits_already(engine):
     held = pin(engine, "A", stall_wait_s=50.0)
     engine.arrive("A-1", NEXT_OF_A, program="A")
-    assert held.is_awaited
+    assert held.has_claimant
     arrive(engine, 15)
     assert engine.admit("r")
 
@@ -141,7 +141,7 @@ class FirstDecisionStands(Adaptive):
     """Never asked again because a request waits."""
 
     def decide(self, turn, view):
-        return super().decide(turn, view)._replace(provisional=False)
+        return super().decide(turn, view)._replace(uncontended=False)
 
 
 policies.register("test-first-decision", f"{__name__}:FirstDecisionStands")
@@ -190,12 +190,12 @@ def test_what_is_worth_its_memory_stays_for_as_long_as_that():
     engine.step(5.0)
     assert not admitted(engine, "L", 15)
     assert engine.deadlines() == {"A": pytest.approx(START_S + 10.0)}
-    assert not engine.controller.pins._provisional
+    assert not engine.controller.pins._uncontended
     engine.step(5.1)
     assert admitted(engine, "L", 15)
 
 
-def test_a_decision_that_is_not_provisional_stands():
+def test_a_decision_made_under_contention_stands():
     engine = make_engine(policy="test-first-decision")
     engine.step(5.0)
     assert not admitted(engine, "L", 15)
@@ -223,4 +223,4 @@ def test_who_waits_for_its_pin_is_not_asked_about():
     engine.step(5.0)
     engine.arrive("A-1", [*prompt("A", 10), 1, 1, 9], program="A")
     assert not admitted(engine, "L", 15)
-    assert [pin.is_awaited for pin in engine.pins()] == [True]
+    assert [pin.has_claimant for pin in engine.pins()] == [True]

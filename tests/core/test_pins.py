@@ -29,11 +29,11 @@ def test_pins_expire_at_their_deadline_oldest_first():
 def test_an_awaited_pin_does_not_expire_until_nobody_waits():
     pins = PinTable()
     pin = add(pins, make_program(1), ttl_s=3.0)
-    pins.add_waiter(pin, "r")
+    pins.add_claimant(pin, "r")
     pins.set_deadline(pin, 4.0)
-    pins.remove_waiter(pin, "another")
+    pins.remove_claimant(pin, "another")
     assert pins.expired(99.0) == []
-    pins.remove_waiter(pin, "r")
+    pins.remove_claimant(pin, "r")
     assert pins.expired(3.9) == []
     assert pins.expired(4.0) == [pin]
 
@@ -42,9 +42,9 @@ def test_victims_are_the_latest_programs_first_and_awaited_pins_last():
     pins, old, young = PinTable(), make_program(1), make_program(2)
     of_old, first, second = add(pins, old), add(pins, young), add(pins, young)
     assert list(pins.victims()) == [second, first, of_old]
-    pins.add_waiter(second, "r")
+    pins.add_claimant(second, "r")
     assert list(pins.victims()) == [first, of_old, second]
-    pins.remove_waiter(second, "r")
+    pins.remove_claimant(second, "r")
     assert list(pins.victims()) == [second, first, of_old]
 
 
@@ -56,8 +56,8 @@ def test_a_lower_class_goes_before_a_higher_one():
     # The class is that of the turn: no pin is lost when its program changes it.
     low.program.priority_class = 5
     assert list(pins.victims()) == [low, normal, high]
-    pins.add_waiter(low, "r")
-    pins.remove_waiter(low, "r")
+    pins.add_claimant(low, "r")
+    pins.remove_claimant(low, "r")
     pins.remove(low)
     assert list(pins.victims()) == [normal, high]
 

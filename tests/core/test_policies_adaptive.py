@@ -104,7 +104,7 @@ def test_ttls_by_hand(gaps_s, turn, view, ttl_s, reason):
     decision = Eager().decide(turn, view_of(history_of(gaps_s), **view))
     assert decision.ttl_s == pytest.approx(ttl_s)
     assert decision.reason == reason
-    assert decision.provisional == (reason == "memory-free")
+    assert decision.uncontended == (reason == "memory-free")
 
 
 @pytest.mark.parametrize(

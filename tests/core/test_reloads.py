@@ -69,14 +69,14 @@ def seen(engine, tier):
     ],
 )
 def test_what_a_return_found_below(engine, tier, seen, cached, reloaded, told):
-    engine.controller.prefilled("r")  # not admitted yet
-    engine.controller.prefilled("gone")
+    engine.controller.on_prefilled("r")  # not admitted yet
+    engine.controller.on_prefilled("gone")
     engine.controller.on_allocated("r", cached)
     if reloaded is not None:
         tier.on_load_finished("r", reloaded, 0.5)
     engine.step(seconds=1.0)
-    engine.controller.prefilled("r")
-    engine.controller.prefilled("r")
+    engine.controller.on_prefilled("r")
+    engine.controller.on_prefilled("r")
     assert seen == told
 
 
@@ -84,7 +84,7 @@ def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
     engine.controller.on_allocated("r", 0)
     engine.step(seconds=1.0)
     engine.controller.on_allocated("r", 36)  # of its own blocks, after a preemption
-    engine.controller.prefilled("r")
+    engine.controller.on_prefilled("r")
     assert seen == [(40, False)]
 
 
@@ -104,7 +104,7 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, tier, seen, event)
     engine.controller.on_allocated("r", 0)
     if event == "down":
         tier.on_source("cpu")
-    engine.controller.prefilled("r")
+    engine.controller.on_prefilled("r")
     assert seen == []
 
 
@@ -126,7 +126,7 @@ def test_a_turn_that_never_went_down_says_nothing(
     engine.arrive("c", [*context, 1], program="B")
     tier.on_lookup("c", chunk_tokens)
     engine.controller.on_allocated("c", 0)
-    engine.controller.prefilled("c")
+    engine.controller.on_prefilled("c")
     assert bool(seen) is is_told
 
 

@@ -27,7 +27,7 @@ def retried(engine):
 
 def test_a_retry_holds_the_pin_that_its_first_try_holds(retried):
     (pin,) = retried.pins()
-    assert pin.waiters == {"r2", "r3"}
+    assert pin.claimants == {"r2", "r3"}
     retried.abort("r2")
     assert retried.admit("r3")
     assert retried.outcomes() == {PinOutcome.CLAIMED: 1}

@@ -12,7 +12,7 @@ from tests.transfer.contract import Arena, Bench, TransferContract
 from ttlcache.transfer import Direction, Failure
 from ttlcache.transfer.calibrate import CANDIDATES, calibrate
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 
 pytestmark = pytest.mark.gpu
 WAIT_S = 60.0
@@ -77,7 +77,7 @@ class Held:
 @contextlib.contextmanager
 def sides(runtime, method=None, ranking=None):
     """An engine, a device arena, a pinned one and a stream; the engine goes first."""
-    pinned = PinnedRanges(runtime)
+    pinned = HostRanges(runtime)
     engine = CupyEngine(runtime, pinned, ranking, method=method)
     device, stream = DeviceArena(runtime), Held(runtime)
     try:

@@ -14,7 +14,7 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
 
     from tests.connector import test_kv_layouts as cases
     from tests.connector import test_lower_copiers as lower
-    from ttlcache_connector.copy.lanes import make_lanes
+    from ttlcache_connector.copy.engines import make_engines
     from ttlcache_connector.tiers.lmcache import copier as copier_module
 
     caches, config = cases.registered(
@@ -23,8 +23,8 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
     if torch_device.type == "cpu":
         pool = next(iter(caches.values())).untyped_storage()
         runtime.pin(pool.data_ptr(), pool.nbytes())
-        cuda = make_lanes(torch.device("cuda", 0))
-        monkeypatch.setattr(copier_module, "make_lanes", lambda _: cuda)
+        cuda = make_engines(torch.device("cuda", 0))
+        monkeypatch.setattr(copier_module, "make_engines", lambda _: cuda)
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
     copier = copier_module.ChunkCopier(caches, config, hints)
     assert copier.name == "cupy"

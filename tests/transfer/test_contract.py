@@ -16,7 +16,7 @@ from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine, base
 from ttlcache.transfer.base import Failure
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 
 
 class TestReference(TransferContract):
@@ -87,7 +87,7 @@ class TestCupyOnFake(TransferContract):
             self.runtime.has_batch_copy, self.runtime.max_pitch_bytes = False, 4096
 
     def make_engine(self):
-        self.pinned = PinnedRanges(self.runtime)
+        self.pinned = HostRanges(self.runtime)
         return CupyEngine(self.runtime, self.pinned, method=self.method)
 
     def make_arena(self, engine, device):

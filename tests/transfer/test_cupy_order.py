@@ -9,7 +9,7 @@ from ttlcache.transfer import BlockLayout, Direction, Failure, cupy_engine, plan
 from ttlcache.transfer.calibrate import CANDIDATES, calibrate
 from ttlcache.transfer.cuda import CudaError
 from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.layout import Plane
 
 LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
@@ -25,7 +25,7 @@ class Device:
 
     def __init__(self, seed=0, method=Method.BATCH, **fake):
         self.cuda = FakeCuda(seed=seed, **fake)
-        self.pinned = PinnedRanges(self.cuda)
+        self.pinned = HostRanges(self.cuda)
         self.engine = CupyEngine(self.cuda, self.pinned, method=method)
         self.pool = self.cuda.alloc_device(POOL)
         self.host = self.cuda.alloc_host(4 * CHUNK)

@@ -4,7 +4,7 @@ The cost of a turn is what the policies themselves reckon with: `price` times th
 seconds held, plus B if the next turn came and found nothing. The oracle decides each
 turn by its own gap: min(price * gap, B). The best constant is the one TTL for all turns
 that would have cost least. Neither holds longer than `max_ttl_s`, and neither ever has
-to give way to somebody else's need of memory, as real pins do.
+to give way to another program's need of memory, as real pins do.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class _SortedView:
         self._stale = False
 
     def note(self, value: float, is_new: bool) -> None:
-        """Remember a change; it is applied when somebody looks."""
+        """Remember a change; it is applied when it is read."""
         if self._stale:
             return
         self._pending.append((value, is_new))

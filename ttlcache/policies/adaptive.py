@@ -9,7 +9,7 @@ Where it differs from CacheTTL v4 (`cachettl`), and why:
 E[min(gap, tau)]   not tau: a pin that is claimed early stops costing.
 price, weight      not 1: both sides are delays of others (`costs.MemoryPrice`). While
                    no request waits memory is free, and the TTL infinite (that is, the
-                   cap) until one does (`provisional`). Queueing again, the paper's
+                   cap) until one does (`uncontended`). Queueing again, the paper's
                    T * eta, is no waste: another request is served meanwhile. Where the
                    pool is unknown: price 1, B = T * eta + rebuild, as in the paper.
 rebuild            by a reload as often as the lower tier lately had what was evicted
@@ -73,7 +73,7 @@ class Adaptive(Policy):
             {"benefit_s": terms.benefit_s, "price": terms.price},
             stall_wait_s=rebuild.seconds,
             min_keep_share=1.0 if tier_has_copy else self.MIN_KEEP_SHARE,
-            provisional=terms.price <= 0.0,
+            uncontended=terms.price <= 0.0,
             yields=view.tier_keeps,
         )
 

@@ -136,7 +136,7 @@ class Program:
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A retained turn. `waiters` are requests in the queue that will claim it.
+    """A retained turn. `claimants` are requests in the queue that will claim it.
 
     priority_class: the program's when the pin was made; it orders the victims, so
         it must not follow a program whose later requests name another class.
@@ -148,7 +148,7 @@ class Pin:
     stall_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
     min_blocks: with fewer it is not worth keeping, and goes as a whole.
-    provisional: its deadline was decided while no request waited for memory.
+    uncontended: its deadline was decided while no request waited for memory.
     yields: its policy leaves it to any request of its tenant that waits for memory.
     stalled_from_s, stalled_until_s: when an engine with nothing to run first and last
         let a request wait rather than take the pin; None and 0 until it does.
@@ -169,12 +169,12 @@ class Pin:
     has_client_ttl: bool = False
     stall_until_s: float = -math.inf
     min_blocks: int = 0
-    provisional: bool = False
+    uncontended: bool = False
     yields: bool = False
     stalled_from_s: float | None = None
     stalled_until_s: float = 0.0
     continued: bool = False
-    waiters: set[str] = field(default_factory=set)
+    claimants: set[str] = field(default_factory=set)
 
     @property
     def stalled_s(self) -> float:
@@ -184,9 +184,9 @@ class Pin:
         return max(0.0, self.stalled_until_s - self.stalled_from_s)
 
     @property
-    def is_awaited(self) -> bool:
+    def has_claimant(self) -> bool:
         """Whether the next turn is in the queue: such a pin does not expire."""
-        return bool(self.waiters)
+        return bool(self.claimants)
 
 
 #: A return whose cache hit is below this share of its context lost its KV.
@@ -224,9 +224,9 @@ class RequestRecord:
     stable_tokens: int = 0  # of these, without the template's last ones
     head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
     divergence: Divergence | None = None  # from its program's last context
-    place_seq: int = 0  # where its program stood when it was queued, or moved back
+    queue_place: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up
-    delay_places: int = 0  # by which its program's work left puts it back
+    work_delay_places: int = 0  # by which its program's work left puts it back
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
     refused_s: float | None = None  # when memory was first refused to it

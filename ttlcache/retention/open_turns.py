@@ -52,7 +52,7 @@ OnUnclaimed = Callable[[Program], None]
 class Followed(NamedTuple):
     """What a request finds of the turn that it continues.
 
-    pin: alive and now awaited by the request, or None.
+    pin: alive, with the request as a claimant, or None.
     reusable_tokens: of the turn's context, what its prompt repeats.
     """
 
@@ -98,7 +98,7 @@ class OpenTurns:
         """Too many open turns: the oldest that no request waits for give way."""
         if len(program.open_turns) <= MAX_OPEN_TURNS:
             return
-        idle = [turn for turn in program.open_turns if not self._is_awaited(turn)]
+        idle = [turn for turn in program.open_turns if not self._has_claimant(turn)]
         for turn in idle[:-MAX_OPEN_TURNS]:
             program.open_turns.remove(turn)
             self.close(turn, PinOutcome.SUPERSEDED)
@@ -138,7 +138,7 @@ class OpenTurns:
             return Followed(None, reusable)
         # Open until the pin is claimed: a retry may find it, too.
         pin.continued = True
-        self.pins.add_waiter(pin, request_id)
+        self.pins.add_claimant(pin, request_id)
         return Followed(pin, reusable)
 
     def account_claim(self, pin: Pin, cached_tokens: int) -> Claim:
@@ -168,7 +168,7 @@ class OpenTurns:
         """The program ended; a request that waits may still claim its pin."""
         turns, program.open_turns = program.open_turns, []
         for turn in turns:
-            if not self._is_awaited(turn):
+            if not self._has_claimant(turn):
                 self.close(turn, PinOutcome.ENDED)
 
     def renew_parent(self, child: Program) -> None:
@@ -210,7 +210,7 @@ class OpenTurns:
             self.on_unclaimed(program)
         freed = self.holder.release(pin.pin_id, outcome, mode)
         if self.on_rekey is not None:
-            for request_id in pin.waiters:
+            for request_id in pin.claimants:
                 self.on_rekey(request_id)
         return freed
 
@@ -235,9 +235,9 @@ class OpenTurns:
         self.telemetry.shrink(self.clock.now_s(), pin)
         return shrunk.freed_blocks
 
-    def _is_awaited(self, turn: Turn) -> bool:
+    def _has_claimant(self, turn: Turn) -> bool:
         pin = self.pins.get(turn.pin_id)
-        return pin is not None and pin.is_awaited
+        return pin is not None and pin.has_claimant
 
     def _release_rewritten(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
         """Release what a rewritten history cannot reuse."""

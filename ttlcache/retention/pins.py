@@ -27,23 +27,23 @@ def _order(pin: Pin) -> tuple[int, ...]:
 class PinTable:
     """All live pins. O(log n) per operation, amortised, but for one memmove.
 
-    Being awaited changes with every turn, so it moves a pin in neither order: who asks
-    for deadlines or victims looks at the pin itself.
+    Whether a request waits to claim it changes with every turn, so that moves a pin in
+    neither order: `expired` and `victims` look at the pin itself.
     """
 
     def __init__(self) -> None:
         self._pins: dict[int, Pin] = {}
-        # A heap of (deadline, pin id). Entries of ended pins, of awaited ones and of
-        # earlier deadlines stay until they come up or outnumber the others.
+        # A heap of (deadline, pin id). Entries of ended pins, of pins with claimants
+        # and of earlier deadlines stay until they come up or outnumber the others.
         self._deadlines: list[tuple[float, int]] = []
         # Ascending. A plain list: pins are thousands at most, the newest go last.
         self._by_victim: list[tuple[int, ...]] = []
         self._next_id = 0
         self.kv_blocks = 0
         self.client_ttl_blocks = 0  # of pins with `has_client_ttl`
-        self.version = 0  # changes with every pin, waiter or size
+        self.version = 0  # changes with every pin, claimant or size
         self._tenant_blocks: dict[str, int] = {}
-        self._provisional: dict[int, None] = {}  # oldest first
+        self._uncontended: dict[int, None] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -67,10 +67,10 @@ class PinTable:
         rank: Rank | None = None,
         stall_wait_s: float = 0.0,
         min_blocks: int = 0,
-        provisional: bool = False,
+        uncontended: bool = False,
         yields: bool = False,
     ) -> Pin:
-        """Start a pin that expires at `now_s + ttl_s` unless somebody waits for it.
+        """Start a pin that expires at `now_s + ttl_s` unless a request will claim it.
 
         rank: where its program stands; None for its place in the order of arrival,
             at user priority 0.
@@ -93,11 +93,11 @@ class PinTable:
             policy_ttl_s < ttl_s,  # has_client_ttl
             now_s + stall_wait_s,  # stall_until_s
             min_blocks,
-            provisional,
+            uncontended,
             yields,
         )
-        if provisional:
-            self._provisional[pin.pin_id] = None
+        if uncontended:
+            self._uncontended[pin.pin_id] = None
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin
         self._push(pin)
@@ -108,7 +108,7 @@ class PinTable:
     def remove(self, pin: Pin) -> None:
         """End a pin; the caller says why, elsewhere."""
         del self._pins[pin.pin_id]
-        self._provisional.pop(pin.pin_id, None)
+        self._uncontended.pop(pin.pin_id, None)
         del self._by_victim[bisect_left(self._by_victim, _order(pin))]
         self._count(pin, -pin.kv_blocks)
         pin.turn.pin_id = None
@@ -122,32 +122,32 @@ class PinTable:
         pin.kv_blocks = kv_blocks
         pin.kv_tokens = kv_tokens
 
-    def add_waiter(self, pin: Pin, request_id: str) -> None:
+    def add_claimant(self, pin: Pin, request_id: str) -> None:
         """The request that will claim this pin waits: stop its expiry."""
         self.version += 1
-        pin.waiters.add(request_id)
+        pin.claimants.add(request_id)
 
-    def remove_waiter(self, pin: Pin, request_id: str) -> None:
+    def remove_claimant(self, pin: Pin, request_id: str) -> None:
         """The request went away without claiming: the deadline counts again."""
-        if request_id not in pin.waiters:
+        if request_id not in pin.claimants:
             return
         self.version += 1
-        pin.waiters.discard(request_id)
-        if not pin.is_awaited:
+        pin.claimants.discard(request_id)
+        if not pin.has_claimant:
             self._push(pin)
 
     def set_deadline(
-        self, pin: Pin, deadline_s: float, *, provisional: bool | None = None
+        self, pin: Pin, deadline_s: float, *, uncontended: bool | None = None
     ) -> None:
-        """Decide again. provisional: None leaves it as it is."""
+        """Decide again. uncontended: None leaves it as it is."""
         pin.deadline_s = deadline_s
-        if provisional is not None:
-            self._mark(pin, provisional)
-        if not pin.is_awaited:
+        if uncontended is not None:
+            self._mark(pin, uncontended)
+        if not pin.has_claimant:
             self._push(pin)
 
     def expired(self, now_s: float) -> list[Pin]:
-        """Pins past their deadline that nobody waits for, oldest deadline first."""
+        """Pins past their deadline without a claimant, oldest deadline first."""
         deadlines = self._deadlines
         due: list[Pin] = []
         while deadlines and deadlines[0][0] <= now_s:
@@ -158,16 +158,16 @@ class PinTable:
             self._push(pin)
         return due
 
-    def pop_provisional(self, most: int) -> list[Pin]:
-        """The oldest provisional pins, which are so no more.
+    def pop_uncontended(self, most: int) -> list[Pin]:
+        """The oldest uncontended pins, which are so no more.
 
         Those whose next turn waits are left out: their deadline does not count.
         """
         taken: list[Pin] = []
-        while self._provisional and len(taken) < most:
-            pin = self._pins[next(iter(self._provisional))]
+        while self._uncontended and len(taken) < most:
+            pin = self._pins[next(iter(self._uncontended))]
             self._mark(pin, False)
-            if not pin.is_awaited:
+            if not pin.has_claimant:
                 taken.append(pin)
         return taken
 
@@ -184,24 +184,24 @@ class PinTable:
         goes after all others. The caller may remove or shrink the pin just yielded,
         no other.
         """
-        awaited: list[Pin] = []
+        claimed_soon: list[Pin] = []
         # From the end: what the caller removes moves only pins that were named.
         for index in range(len(self._by_victim) - 1, -1, -1):
             pin = self._pins[self._by_victim[index][-1]]
-            if pin.is_awaited:
-                awaited.append(pin)
+            if pin.has_claimant:
+                claimed_soon.append(pin)
             else:
                 yield pin
-        yield from awaited
+        yield from claimed_soon
 
-    def is_over_share(self, tenant: str, cap_blocks: int, claimant: str) -> bool:
+    def is_over_share(self, tenant: str, cap_blocks: int, newcomer: str) -> bool:
         """Whether a tenant's pins exceed an equal part of `cap_blocks`.
 
-        Tenants with pins share, and `claimant`, who wants some. Blocks that several
+        Tenants with pins share, and `newcomer`, that wants some. Blocks that several
         pins share count for each. A tenant that is alone is never over its share.
         """
         held = self._tenant_blocks
-        tenants = len(held) + (claimant not in held)
+        tenants = len(held) + (newcomer not in held)
         return tenants > 1 and held.get(tenant, 0) * tenants > cap_blocks
 
     def _count(self, pin: Pin, change: int) -> None:
@@ -215,11 +215,11 @@ class PinTable:
         else:
             self._tenant_blocks.pop(tenant, None)
 
-    def _mark(self, pin: Pin, provisional: bool) -> None:
-        pin.provisional = provisional
-        self._provisional.pop(pin.pin_id, None)
-        if provisional:
-            self._provisional[pin.pin_id] = None
+    def _mark(self, pin: Pin, uncontended: bool) -> None:
+        pin.uncontended = uncontended
+        self._uncontended.pop(pin.pin_id, None)
+        if uncontended:
+            self._uncontended[pin.pin_id] = None
 
     def _push(self, pin: Pin) -> None:
         heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
@@ -237,6 +237,6 @@ class PinTable:
         """The pin that this deadline ends, None for an outdated entry."""
         deadline_s, pin_id = entry
         pin = self._pins.get(pin_id)
-        if pin is None or pin.is_awaited or pin.deadline_s != deadline_s:
+        if pin is None or pin.has_claimant or pin.deadline_s != deadline_s:
             return None
         return pin

@@ -123,7 +123,9 @@ class Reclaimer:
         cap, now_s = self._cap(), self.clock.now_s()
 
         def eligible(pin: Pin) -> bool:
-            return not pin.is_awaited and self._outranks(program, rank, pin, cap, now_s)
+            return not pin.has_claimant and self._outranks(
+                program, rank, pin, cap, now_s
+            )
 
         if not some_help:
             offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
@@ -149,7 +151,7 @@ class Reclaimer:
             needless = self.pins.client_ttl_blocks - pin.kv_blocks >= most_blocks
             lapsed = (
                 pin.has_client_ttl
-                and not pin.is_awaited
+                and not pin.has_claimant
                 and now_s >= pin.policy_deadline_s
             )
             if needless and lapsed:
@@ -165,7 +167,7 @@ class Reclaimer:
         return self._take(
             blocks,
             lambda pin: (
-                not pin.is_awaited
+                not pin.has_claimant
                 and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
             ),
             ReleaseMode.KEEP_CACHED,
@@ -193,10 +195,10 @@ class Reclaimer:
         def eligible(pin: Pin) -> bool:
             # A claim stands before new turns, whatever its rank; and a preempted turn,
             # which has claimed, waits for what runs rather than make it prefill anew.
-            is_claim = pin.is_awaited and not pin.quantum_used
+            is_claim = pin.has_claimant and not pin.quantum_used
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
-            yields = pin.yields and not pin.is_awaited
+            yields = pin.yields and not pin.has_claimant
             if yields and pin.program.tenant == program.tenant:
                 return True
             return self._outranks(program, rank, pin, cap, now_s)
@@ -230,7 +232,7 @@ class Reclaimer:
         A pin whose turn waits has not lapsed. Of equal rank it gives way: its turn
         stands behind the head of the queue, which alone asks.
         """
-        if pin.is_awaited:
+        if pin.has_claimant:
             weaker = pin.rank >= rank
         else:
             weaker = pin.rank > rank or now_s >= pin.policy_deadline_s
@@ -247,7 +249,7 @@ class Reclaimer:
         Ski rental: until the wait has cost as much as rebuilding the context would.
         Once that turn is in the queue there is nothing to wait for.
         """
-        if pin.is_awaited or pin.quantum_used:
+        if pin.has_claimant or pin.quantum_used:
             return False
         now_s = self.clock.now_s()
         # A clock that went back must not prolong it.

@@ -121,11 +121,11 @@ class Retention:
         Returns:
             Blocks that became free.
         """
-        provisional = self.pins.pop_provisional(REPRICED_AT_ONCE)
-        if not provisional:
+        uncontended = self.pins.pop_uncontended(REPRICED_AT_ONCE)
+        if not uncontended:
             return 0
         ended, view = [], self._view(now_s)
-        for pin in provisional:
+        for pin in uncontended:
             facts = pin.turn.facts
             if facts is None:
                 continue
@@ -149,7 +149,7 @@ class Retention:
         view = self._view(now_s)
         for turn in list(program.open_turns):
             pin = self.pins.get(turn.pin_id)
-            if pin is None or pin.is_awaited or turn.facts is None:
+            if pin is None or pin.has_claimant or turn.facts is None:
                 continue
             waited_s = max(0.0, now_s - turn.finish_s)
             left_s = remaining(waited_s)
@@ -215,7 +215,7 @@ class Retention:
         if decision.ttl_s < MIN_PROLONG_S:
             return False
         deadline_s = now_s + decision.ttl_s
-        self.pins.set_deadline(pin, deadline_s, provisional=decision.provisional)
+        self.pins.set_deadline(pin, deadline_s, uncontended=decision.uncontended)
         self.telemetry.extend(now_s, pin, "re-decided")
         return True
 
@@ -304,7 +304,7 @@ class Retention:
             rank=rank,
             stall_wait_s=min(decision.stall_wait_s, MAX_STALL_WAIT_S),
             min_blocks=math.ceil(min(1.0, decision.min_keep_share) * keep),
-            provisional=decision.provisional,
+            uncontended=decision.uncontended,
             yields=decision.yields,
         )
 

@@ -22,7 +22,7 @@ from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode, Urgency
 
 
 @dataclass(slots=True)
-class KVMemory:
+class MemoryArbiter:
     """Answers for requests by their ids.
 
     requests: those between arrival and finish.
@@ -73,11 +73,11 @@ class KVMemory:
         if record is None:
             return 0
         record.held_back = True
-        freed = self.redecide_provisional()
+        freed = self.redecide_uncontended()
         missing = self._missing_blocks(record, needed_pool_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, missing)
 
-    def redecide_provisional(self) -> int:
+    def redecide_uncontended(self) -> int:
         """A request waits for memory: pins made while nobody did are decided anew.
 
         Returns:

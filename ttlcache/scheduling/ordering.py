@@ -18,9 +18,9 @@ class QueuedTurn(NamedTuple):
     user_priority: int  # smaller is served first; 0 unless the engine allows it
     preempted: bool
     claimable: bool  # its program's pin is alive and it will claim it
-    place_seq: int  # place of its context in the queue
+    queue_place: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
-    delay_places: int = 0  # by which its program's expected work left puts it back
+    work_delay_places: int = 0  # by which its program's expected work left puts it back
 
 
 class Ordering(ABC):
@@ -29,7 +29,7 @@ class Ordering(ABC):
     The configuration names it by `name`, or as "package.module:Class".
 
     places_end: whether a program that used up its quantum of service queues as if new.
-    uses_work: whether keys depend on `QueuedTurn.delay_places`.
+    uses_work: whether keys depend on `QueuedTurn.work_delay_places`.
     """
 
     name: ClassVar[str]
@@ -47,7 +47,7 @@ class Ordering(ABC):
         around. Place of the program unless the ordering has its own. User priority goes
         before it (`QueueOrder.rank`).
         """
-        return (turn.place_seq,)
+        return (turn.queue_place,)
 
 
 class TTLAware(Ordering):
@@ -72,7 +72,7 @@ class ProgramFCFS(Ordering):
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
         preempted = not turn.preempted
-        return (turn.user_priority, preempted, 0, turn.place_seq, turn.request_seq)
+        return (turn.user_priority, preempted, 0, turn.queue_place, turn.request_seq)
 
 
 class RequestFCFS(Ordering):
@@ -89,7 +89,7 @@ class ExpectedFinish(TTLAware):
 
     Place, put back by the places that are given while a mean program runs, times the
     work left beyond a new program's over a mean program's work
-    (`RemainingWork.delay_places`). Where programs are alike, or work cannot be
+    (`RemainingWork.work_delay_places`). Where programs are alike, or work cannot be
     foreseen, this is TTL-aware.
     """
 
@@ -97,7 +97,7 @@ class ExpectedFinish(TTLAware):
     uses_work = True
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (turn.place_seq + turn.delay_places,)
+        return (turn.queue_place + turn.work_delay_places,)
 
 
 ORDERINGS: dict[str, type[Ordering]] = {

@@ -53,7 +53,7 @@ class QueueOrder:
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is not None:
             return False  # what was preempted is in the middle of its turn
-        if record.place_seq == record.place.seq:
+        if record.queue_place == record.place.seq:
             return False
         self._read_place(record)
         return True
@@ -90,7 +90,7 @@ class QueueOrder:
 
     def on_scheduled(self, record: RequestRecord) -> None:
         """The request waits no longer."""
-        self.programs.place_numbers.on_scheduled(record.place_seq)
+        self.programs.place_numbers.on_scheduled(record.queue_place)
         record.place.on_scheduled()
         admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
         self.wait_bound.on_scheduled(admitted_s - record.queued_s)
@@ -126,13 +126,13 @@ class QueueOrder:
     def _read_place(self, record: RequestRecord) -> None:
         """Give the request the place of its context as it is now."""
         place = record.place
-        record.place_seq = place.seq
+        record.queue_place = place.seq
         record.claim_counts = not place.is_used_up
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
             program = record.program.parent or record.program
             work = self._work_of(program, record)
-            record.delay_places = self.work.delay_places(work)
+            record.work_delay_places = self.work.work_delay_places(work)
 
     def _work_of(self, program: Program, record: RequestRecord) -> Work:
         if program.work is None:
@@ -153,7 +153,7 @@ class QueueOrder:
             record.user_priority,
             preempted,
             self._claims(record),
-            record.place_seq,
+            record.queue_place,
             record.seq,  # request_seq
-            record.delay_places,
+            record.work_delay_places,
         )

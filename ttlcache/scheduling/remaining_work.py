@@ -10,7 +10,7 @@ program's own turns, drawn towards the mean of all while it has made few.
 Work is seconds of engine time without waiting: new prompt tokens by the prefill curve,
 and output tokens by the mean seconds of one.
 
-In the queue work left counts as places (`delay_places`):
+In the queue work left counts as places (`work_delay_places`):
 
     places = DELAY * trust * places given lately, in the time that a mean program runs
              * min(work left beyond a new program's / work of a mean one,
@@ -76,7 +76,7 @@ class RemainingWork:
     def on_arrival(self, now_s: float, newest_place: int) -> None:
         """A request came: this is the newest place that was given until now.
 
-        Between arrivals `delay_places` is as of the last one.
+        Between arrivals `work_delay_places` is as of the last one.
         """
         given = newest_place - self._newest_place
         run_s = self._run_s.value
@@ -121,7 +121,7 @@ class RemainingWork:
             if done_s < total_s:  # a turn followed, as where the queue asks
                 self._forecasts.observe(left_s, total_s - done_s)
 
-    def delay_places(self, work: Work) -> int:
+    def work_delay_places(self, work: Work) -> int:
         """By how many places its work left puts a program back; 0 while unknown."""
         left_s, new_s = self.left_s(work), self.left_s(_NEW)
         mean_s = self._program_s.value

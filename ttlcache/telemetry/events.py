@@ -55,7 +55,7 @@ class Telemetry:
         if self._recorder is not None:
             self._recorder.close()
 
-    def arrive(
+    def on_arrival(
         self,
         now_s: float,
         record: RequestRecord,
@@ -134,7 +134,7 @@ class Telemetry:
             again=again,
         )
 
-    def finish(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
+    def on_finished(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
         """It left the engine."""
         self._put(
             now_s,
@@ -212,7 +212,7 @@ class Telemetry:
         self.metrics.count("pins", outcome.value)
         self.metrics.count("pins_by_tool", f"{tool_class(gap_key)}/{outcome.value}")
 
-    def end(self, now_s: float, program: Program, how: str) -> None:
+    def on_program_end(self, now_s: float, program: Program, how: str) -> None:
         """A program is over."""
         self.metrics.count("programs_ended", how)
         turns = program.turns_finished

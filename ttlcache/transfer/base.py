@@ -1,6 +1,6 @@
 """The contract of a transfer engine: submit, poll, close.
 
-An engine is one lane: it runs copy plans in the background, one after the other, and
+An engine runs copy plans in the background, one after the other, and
 reports each exactly once. It never raises for a copy that failed. Stores and loads get
 an engine each, so that a load never waits for a store.
 """

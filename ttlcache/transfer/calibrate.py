@@ -14,7 +14,7 @@ import numpy as np
 from ttlcache.errors import TransferError
 from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.layout import BlockLayout, Plane
 from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 
@@ -51,7 +51,7 @@ def calibrate(runtime: CupyRuntime) -> Ranking:
         stack.callback(runtime.free_device, device)
         host = runtime.alloc_host(SCRATCH_BYTES)
         stack.callback(runtime.free_host, host)
-        pinned = PinnedRanges(runtime)
+        pinned = HostRanges(runtime)
         pinned.adopt(host, SCRATCH_BYTES)
         for method in CANDIDATES:
             if not method.runs_on(runtime):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ttlcache.transfer.base import PART_BYTES, Failure, Job, TransferEngine
 from ttlcache.transfer.cuda import KERNELS, TILE_BYTES, CudaError, pack_runs
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.host_memory import PinnedRanges, Staging, StagingPool
+from ttlcache.transfer.host_memory import HostRanges, Staging, StagingPool
 from ttlcache.transfer.plan import CopyPlan, Direction
 
 WARPS_PER_CTA = 8
@@ -118,7 +118,7 @@ class CupyEngine(TransferEngine):
     def __init__(
         self,
         runtime: CupyRuntime,
-        pinned: PinnedRanges,
+        pinned: HostRanges,
         ranking: Ranking | None = None,
         method: Method | None = None,
         parts_in_flight: int = PARTS_IN_FLIGHT,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SMALLEST_BYTES = 4096
 
 
-class PinnedRanges:
+class HostRanges:
     """Disjoint address ranges of pinned host memory.
 
     Memory is either pinned here (`pin`) or was pinned by its owner (`adopt`, e.g.

@@ -87,7 +87,7 @@ class NoRepricing(Adaptive):
     """A TTL given while memory was free stands when a request waits for memory."""
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
-        return super().decide(turn, view)._replace(provisional=False)
+        return super().decide(turn, view)._replace(uncontended=False)
 
 
 class NoHistory(Adaptive):

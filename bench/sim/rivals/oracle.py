@@ -105,7 +105,7 @@ class ShortestRemaining(Ordering):
         return (not turn.preempted, not turn.claimable, *self.rank(turn))
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (turn.user_priority, turn.place_seq, turn.request_seq)
+        return (turn.user_priority, turn.queue_place, turn.request_seq)
 
 
 class OraclePolicy(Adaptive):

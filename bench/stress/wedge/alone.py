@@ -21,7 +21,7 @@ from bench.stress.wedge.spec import RandomEngine, plain_scheduler, random_engine
 _NOBODY = SimpleNamespace(
     parts=SimpleNamespace(
         controller=SimpleNamespace(
-            pins=(), requests=(), programs=(), end=lambda *_names: None
+            pins=(), requests=(), programs=(), end_program=lambda *_names: None
         )
     )
 )

@@ -214,7 +214,9 @@ class Schedule:
         client = self._pick(lambda c: not c.ended)
         if client is not None:
             client.ended = True
-            self.engine.role.parts.controller.end(client.salt or "", client.name)
+            self.engine.role.parts.controller.end_program(
+                client.salt or "", client.name
+            )
 
     def reset(self) -> None:
         self.engine.harness.drain()

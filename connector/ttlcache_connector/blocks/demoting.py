@@ -10,7 +10,7 @@ from ttlcache.programs.model import Program
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.demotion_queue import DemotionQueue
 from ttlcache_connector.blocks.pinned import PinnedBlocks
-from ttlcache_connector.tiers.base import TierStores, TurnEnd, program_name
+from ttlcache_connector.tiers.base import TierDemotions, TurnEnd, program_name
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -41,7 +41,7 @@ class DemotingBlocks(PinnedBlocks):
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
         demotions: DemotionQueue,
-        stores: TierStores,
+        stores: TierDemotions,
         report_turn: Callable[[TurnEnd], None],
     ) -> None:
         """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Program
 from ttlcache_connector.blocks.pinned import count_down, free_tail_first, ids_of
-from ttlcache_connector.tiers.base import TierStores
+from ttlcache_connector.tiers.base import TierDemotions
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -98,7 +98,7 @@ class DemotionQueue:
         self,
         pool: BlockPool,
         group_block_tokens: Sequence[int],
-        stores: TierStores,
+        stores: TierDemotions,
         clock: Clock,
         room_blocks: int,
         count: Callable[[str, str], None],

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.plain_lru import PlainLRU, can_be_hit
+from ttlcache_connector.blocks.vanilla_eviction import VanillaEviction, can_be_hit
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -76,7 +76,7 @@ class PinnedBlocks:
         self.held: dict[int, list[KVCacheBlock]] = {}
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
-        self.plain_lru = PlainLRU(pool)
+        self.vanilla_eviction = VanillaEviction(pool)
         # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
         self._evicted_at: dict[int, int] = {}
         self._refs: Counter[int] = Counter()
@@ -104,18 +104,20 @@ class PinnedBlocks:
         ahead = self._plain_free_blocks()
         self.pool.touch(blocks)
         turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
-        self._evicted_at[pin_id] = self.plain_lru.taken_blocks + ahead + turn_blocks
+        self._evicted_at[pin_id] = (
+            self.vanilla_eviction.taken_blocks + ahead + turn_blocks
+        )
         self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
     def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
         blocks = self.held.get(pin_id, [])
-        taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
+        taken_blocks = self.vanilla_eviction.taken_at_lookup + behind_blocks
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf
         kept = max(left, _count_shared(blocks)) if self.is_divisible else 0
-        self.plain_lru.on_recompute(max(0, len(blocks) - kept))
+        self.vanilla_eviction.on_recompute(max(0, len(blocks) - kept))
         return kept * self._group_block_tokens[0]
 
     def _plain_free_blocks(self) -> int:

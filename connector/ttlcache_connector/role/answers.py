@@ -90,7 +90,7 @@ class SchedulerAnswers:
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
-                freed = memory.redecide_provisional()
+                freed = memory.redecide_uncontended()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
                     self._demoting.demotions, needed_blocks - freed, request, urgency

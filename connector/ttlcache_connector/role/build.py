@@ -103,7 +103,7 @@ class SchedulerRoleBuilder:
         demoting: DemotingBlocks | None = None
         if lower.is_set:
             lower.tier.bind(manager)
-            stores, room = lower.tier.stores, self._room_blocks(pool, sizes)
+            stores, room = lower.tier.demotions, self._room_blocks(pool, sizes)
             count = self._metrics.count
             demotions = DemotionQueue(pool, sizes, stores, self._clock, room, count)
             demoting = DemotingBlocks(

@@ -57,7 +57,7 @@ def _tables(controller: Controller, holder: PinnedBlocks) -> Iterator[str]:
         yield f"pins hold {sum(pins.values())} blocks, the table says otherwise"
     for pin in controller.pins:
         # A request that waits when its program ends may still claim.
-        if pin.program.ended and not pin.is_awaited:
+        if pin.program.ended and not pin.has_claimant:
             yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
 
 
@@ -91,10 +91,10 @@ def _requests(scheduler: Scheduler, controller: Controller) -> Iterator[str]:
         if request_id not in live:
             yield f"request {request_id} left the engine but not our table"
         pin = controller.pins.get(record.pin_id)
-        if pin is not None and request_id not in pin.waiters:
+        if pin is not None and request_id not in pin.claimants:
             yield f"request {request_id} wants pin {pin.pin_id} without holding it"
     for pin in controller.pins:
-        for request_id in pin.waiters:
+        for request_id in pin.claimants:
             if request_id not in controller.requests:
                 yield f"pin {pin.pin_id} is held by unknown request {request_id}"
     in_flight = Counter(id(r.program) for r in controller.requests.values())

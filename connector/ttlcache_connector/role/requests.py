@@ -56,7 +56,7 @@ class RequestEvents:
         self._logged_keys: set[str] = set()
 
     @guarded()
-    def arrive(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         """Idempotent: our scheduler calls it before queueing, vLLM after."""
         dropped = drop_unfit_args(request)
         if request.request_id in self._controller.requests:
@@ -68,7 +68,7 @@ class RequestEvents:
             request.kv_transfer_params, params.extra_args if params else None
         )
         self._log_unknown_keys(hints)
-        record = self._controller.arrive(
+        record = self._controller.on_arrival(
             Arrival(
                 request_id=request.request_id,
                 num_tokens=request.num_tokens,
@@ -84,7 +84,7 @@ class RequestEvents:
         lower = self._lower
         if lower.is_up():
             has_pin = record.pin_id is not None
-            lower.call(lower.tier.arrive, None, request, has_pin=has_pin)
+            lower.call(lower.tier.on_arrival, None, request, has_pin=has_pin)
 
     def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond those found in GPU memory; None means ask again."""
@@ -99,7 +99,7 @@ class RequestEvents:
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
         self._local_hits[request.request_id] = hit_tokens
-        self._holder.plain_lru.on_lookup()
+        self._holder.vanilla_eviction.on_lookup()
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
@@ -122,11 +122,11 @@ class RequestEvents:
             chunk_tokens = self._lower.tier.chunk_tokens
             self._controller.tier.on_lookup(request.request_id, chunk_tokens)
 
-    def allocated(
+    def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         """The request holds its blocks, and of `external_tokens` KV will be loaded."""
-        self._lower.allocated(request, blocks, external_tokens)
+        self._lower.update_state_after_alloc(request, blocks, external_tokens)
         self.on_allocated(request, awaits_load=external_tokens > 0)
 
     @guarded()
@@ -144,7 +144,7 @@ class RequestEvents:
         self._prefills.start(request)
 
     @guarded()
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """A request ends, its blocks still referenced: pin them or not."""
         started_s = stopwatch_s()
         controller, holder = self._controller, self._holder
@@ -152,14 +152,14 @@ class RequestEvents:
         self._prefills.end(request.request_id)
         self._engine.forget(request.request_id)
         if request.num_output_tokens:
-            controller.prefilled(request.request_id)
+            controller.on_prefilled(request.request_id)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
         kept_ids = block_ids if completed else no_blocks(block_ids)
         lower = self._lower
-        lower.call(lower.tier.stores.finished, None, request, kept_ids)
+        lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         candidate = holder.candidate(kept_ids)
-        finished = controller.finish(
+        finished = controller.on_finished(
             Finish(
                 request_id=request.request_id,
                 completed=completed,
@@ -179,7 +179,7 @@ class RequestEvents:
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
             holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        holder.plain_lru.on_request_end(block_ids)
+        holder.vanilla_eviction.on_request_end(block_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))
@@ -197,13 +197,13 @@ class RequestEvents:
         if demoting is None:
             return
         if record is None:
-            self._lower.tier.stores.drop(request_id)
+            self._lower.tier.demotions.drop(request_id)
         elif finished.order is not None:
             demoting.on_pinned(finished.order.pin_id, request_id, record.program)
         elif finished.decision is not None:
             demoting.on_unpinned(request_id, record.program, blocks)
         else:
-            self._lower.tier.stores.drop(request_id)
+            self._lower.tier.demotions.drop(request_id)
 
     def _log_unknown_keys(self, hints: Hints) -> None:
         """Each name once: it is mostly a misspelt one."""

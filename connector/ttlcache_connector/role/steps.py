@@ -49,12 +49,12 @@ class StepEvents:
         self._holder.wanted_blocks = 0  # known anew when the head fails again
         if self._lower.is_set:
             self._controller.tier.on_source("cpu" if self._lower.is_up() else None)
-            self.tier_events()
+            self.apply_tier_events()
         if self._checks_invariants:
             self._reports.check_invariants()
         self._controller.tick()
         for request in self._parts.prefills.take_done():
-            self._controller.prefilled(request.request_id)
+            self._controller.on_prefilled(request.request_id)
 
     @guarded()
     def put_back_failed_loads(self) -> None:
@@ -62,29 +62,29 @@ class StepEvents:
             vllm_internals.put_back_failed_loads(self._parts.engine.scheduler)
 
     @guarded()
-    def foreign_step(self) -> None:
+    def before_foreign_step(self) -> None:
         """Per-step work under a scheduler class that is not ours."""
         self._reports.log_foreign_start()
         self.before_step()
 
-    def scheduled(self, output: SchedulerOutput) -> TierMetadata:
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """A step is scheduled: orders for the workers of the lower tier."""
         if self._parts.engine.scheduler is None:
-            self.foreign_step()
-        self.step_scheduled(output)
+            self.before_foreign_step()
+        self.on_scheduled(output)
         self.start_copies_ahead(output.num_scheduled_tokens)
         metadata = self._lower.build_metadata(output)
-        self.tier_events()
+        self.apply_tier_events()
         return metadata
 
     @guarded()
-    def step_scheduled(self, output: SchedulerOutput) -> None:
+    def on_scheduled(self, output: SchedulerOutput) -> None:
         """A step begins, or waits for the one before it."""
         now_s = self._parts.clock.now_s()
         self._steps.append((output, step_of(output, self._parts.prefills, now_s)))
 
     @guarded()
-    def step_done(self, output: SchedulerOutput | None = None) -> None:
+    def on_step_end(self, output: SchedulerOutput | None = None) -> None:
         """The results of a step are there; None: of the oldest one under way."""
         for index, (scheduled, step) in enumerate(self._steps):
             if output is None or scheduled is output:
@@ -107,16 +107,16 @@ class StepEvents:
             )
 
     @guarded()
-    def worker_output(self, output: KVConnectorOutput) -> None:
+    def on_worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers did in a step."""
         # Others' loads, too: beside us there may be another connector.
         self._parts.prefills.kv_landed(output.finished_recving or ())
         lower = self._lower
-        lower.call(lower.tier.worker_output, None, output)
-        self.tier_events()
+        lower.call(lower.tier.on_worker_output, None, output)
+        self.apply_tier_events()
 
     @guarded()
-    def tier_events(self) -> None:
+    def apply_tier_events(self) -> None:
         """What happened in the lower tier since the last call."""
         lower, demoting = self._lower, self._demoting
         if demoting is None:

@@ -137,10 +137,10 @@ def program_name(program: Program) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-class TierStores:
+class TierDemotions:
     """What becomes of finished requests; here: nothing of them is kept."""
 
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """The request ended. What is to be demoted of it follows by `demote`."""
 
     def has_unstored(self, request_id: str) -> bool:
@@ -194,7 +194,7 @@ class SchedulerTier:
     is_off = False
 
     #: May be the tier itself.
-    stores: TierStores = TierStores()
+    demotions: TierDemotions = TierDemotions()
 
     def bind(self, manager: KVCacheManager) -> None:
         """The KV cache manager exists, and its block pool."""
@@ -203,7 +203,7 @@ class SchedulerTier:
         """Whether the tier answers."""
         return False
 
-    def arrive(self, request: Request, *, has_pin: bool) -> None:
+    def on_arrival(self, request: Request, *, has_pin: bool) -> None:
         """A request came: look up what it needs while it queues, unless pinned."""
 
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
@@ -215,7 +215,7 @@ class SchedulerTier:
         """
         return Match()
 
-    def allocated(
+    def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         """The request got its blocks, `external_tokens` of them to be loaded."""
@@ -227,11 +227,11 @@ class SchedulerTier:
     def abandon(self, request_ids: Collection[str]) -> None:
         """A call raised before these requests' loads could be ordered."""
 
-    def worker_output(self, output: KVConnectorOutput) -> None:
+    def on_worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers report of a step."""
 
     def take_events(self) -> TierEvents:
-        """Asked before a step, after `build_metadata` and after `worker_output`."""
+        """Asked before a step, after `build_metadata` and after `on_worker_output`."""
         return TierEvents()
 
     def fill(self) -> Fill:

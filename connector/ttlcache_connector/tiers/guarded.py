@@ -83,11 +83,11 @@ class GuardedTier:
         return self.call(self.tier.match, Match(), request, hit_tokens, stored_tokens)
 
     def report_turn(self, turn: TurnEnd) -> None:
-        """As `TierStores.report_turn`, while the tier answers."""
+        """As `TierDemotions.report_turn`, while the tier answers."""
         if self.is_up():
-            self.call(self.tier.stores.report_turn, None, turn)
+            self.call(self.tier.demotions.report_turn, None, turn)
 
-    def allocated(
+    def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         """Blocks were allocated, for `external_tokens` of which the tier loads KV."""
@@ -96,7 +96,7 @@ class GuardedTier:
         if external_tokens:
             self._ordered.add(request.request_id)
         try:
-            self.tier.allocated(request, blocks, external_tokens)
+            self.tier.update_state_after_alloc(request, blocks, external_tokens)
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("tier_allocated")
             self._abandoned |= self._ordered & {request.request_id}

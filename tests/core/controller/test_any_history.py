@@ -135,7 +135,7 @@ class AnyHistory(RuleBasedStateMachine):
     def step(self, seconds):
         self.engine.step(seconds)
         now_s = self.engine.clock.now_s()
-        assert all(p.is_awaited or p.deadline_s > now_s for p in self.engine.pins())
+        assert all(p.has_claimant or p.deadline_s > now_s for p in self.engine.pins())
 
     @rule(needed=st.integers(-1, 50), urgency=st.sampled_from(Urgency), data=st.data())
     def reclaim(self, needed, urgency, data):
@@ -201,7 +201,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert controller.requests == {}
         for program in list(controller.programs):
             if not isinstance(program.key, int):
-                controller.end(*program.key)
+                controller.end_program(*program.key)
         # Nobody ends those without an id: they go idle.
         engine.step(seconds=1000.0)
         engine.step(seconds=1000.0)

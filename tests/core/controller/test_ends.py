@@ -153,10 +153,10 @@ def test_an_arrival_that_fails_leaves_nothing_behind(engine):
         hints=Hints(program_id="A"),
     )
     with pytest.raises(TypeError):
-        engine.controller.arrive(broken)
+        engine.controller.on_arrival(broken)
     engine.check()
     assert engine.controller.requests == {}
-    assert engine.controller.finish(finish_of("r2")) == NOTHING_RETAINED
+    assert engine.controller.on_finished(finish_of("r2")) == NOTHING_RETAINED
     assert engine.program("A").live_requests == 0
 
 
@@ -165,5 +165,5 @@ def test_events_of_unknown_requests_are_ignored():
     controller.on_allocated("unknown", 5)
     for completed in (True, False):
         finish = finish_of("unknown", completed)
-        assert controller.finish(finish) == NOTHING_RETAINED
-    assert not controller.end("", "unknown")
+        assert controller.on_finished(finish) == NOTHING_RETAINED
+    assert not controller.end_program("", "unknown")

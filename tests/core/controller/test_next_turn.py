@@ -106,7 +106,7 @@ def test_a_sub_agent_does_not_disturb_its_parents_pin(engine, tool):
     # the same id; its prompt shares the first block only.
     context = engine.turn("parent", PROMPT, [11, 12, 13], program="A", tool=tool)
     engine.arrive("child", [*PROMPT[:4], 90, 91, 92, 93, 94], program="A")
-    assert [(pin.kv_blocks, pin.is_awaited) for pin in engine.pins()] == [(3, False)]
+    assert [(pin.kv_blocks, pin.has_claimant) for pin in engine.pins()] == [(3, False)]
     engine.admit("child")
     engine.finish("child")
     assert len(engine.pins()) == 2

@@ -44,7 +44,7 @@ def test_the_gap_key_comes_from_the_hint_then_the_output(engine, tool, output, k
 
 def test_an_output_nobody_reads_has_an_unknown_gap(engine):
     record = engine.arrive("r", PROMPT, program="A")
-    engine.controller.finish(Finish("r", True, 12, 10, [], lambda i, j: []))
+    engine.controller.on_finished(Finish("r", True, 12, 10, [], lambda i, j: []))
     assert record.program.open_turns[-1].gap_key == UNKNOWN_GAP
     assert engine.pins() == []  # it offered no blocks
 

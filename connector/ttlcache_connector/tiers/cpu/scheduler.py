@@ -18,9 +18,9 @@ from ttlcache_connector.tiers.base import (
     TierMetadata,
 )
 from ttlcache_connector.tiers.cpu.budget import block_bytes
+from ttlcache_connector.tiers.cpu.demotions import Copies, CPUDemotions
 from ttlcache_connector.tiers.cpu.index import Found, HeldBlocks, HostIndex
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
-from ttlcache_connector.tiers.cpu.stores import Copies, CPUStores
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -43,7 +43,7 @@ class _Load:
 class CPUSchedulerTier(SchedulerTier):
     """Every answer is exact and at once: this half decides what is where."""
 
-    stores: CPUStores
+    demotions: CPUDemotions
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class CPUSchedulerTier(SchedulerTier):
         self.chunk_tokens = math.lcm(*self._sizes)
         self.index = HostIndex(self._num_blocks, self._vllm_config, manager)
         self._held = HeldBlocks(self._pool)
-        self.stores = CPUStores(
+        self.demotions = CPUDemotions(
             self._pool,
             self.index,
             self._held,
@@ -85,7 +85,7 @@ class CPUSchedulerTier(SchedulerTier):
         )
 
     def is_up(self) -> bool:
-        is_stalled = self._loads.is_stalled or self.stores.copies.is_stalled
+        is_stalled = self._loads.is_stalled or self.demotions.copies.is_stalled
         return not (self.is_off or is_stalled)
 
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
@@ -103,7 +103,7 @@ class CPUSchedulerTier(SchedulerTier):
         self._found[request.request_id] = found
         return Match(found.tokens, is_answered=True)
 
-    def allocated(
+    def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         request_id = request.request_id
@@ -142,8 +142,8 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        unwritten = self._unwritten(output) if self.stores else set()
-        stores = self.stores.order(unwritten, is_up=self.is_up())
+        unwritten = self._unwritten(output) if self.demotions else set()
+        stores = self.demotions.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, stores_before_forward=True)
 
@@ -170,7 +170,7 @@ class CPUSchedulerTier(SchedulerTier):
         self.index.unlock(load.sources)
         self._held.release(load.targets)
 
-    def worker_output(self, output: KVConnectorOutput) -> None:
+    def on_worker_output(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
         if not isinstance(report, CopyReport):
             report = CopyReport()  # nothing ended, or another connector's
@@ -187,12 +187,12 @@ class CPUSchedulerTier(SchedulerTier):
             self._events.loaded.append(Loaded(request_id, tokens, seconds))
         for _, load, _ in self._loads.take_ended(report):
             self._release(load)
-        self.stores.on_report(report)
+        self.demotions.on_report(report)
 
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()
-        events.demotions, self.stores.demotions = self.stores.demotions, []
-        events.settled, self.stores.settled = self.stores.settled, []
+        events.demotions, self.demotions.outcomes = self.demotions.outcomes, []
+        events.settled, self.demotions.settled = self.demotions.settled, []
         return events
 
     def fill(self) -> Fill:
@@ -202,10 +202,10 @@ class CPUSchedulerTier(SchedulerTier):
 
     def has_work(self) -> bool:
         # What does not end must not keep an idle engine, or its end, waiting.
-        return self.is_up() and bool(self.stores or self._loads)
+        return self.is_up() and bool(self.demotions or self._loads)
 
     def reset(self) -> bool:
         self._unlock_all()
-        self.stores.reset()
+        self.demotions.reset()
         self.index.clear()
         return True

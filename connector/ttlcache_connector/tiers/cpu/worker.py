@@ -12,8 +12,8 @@ from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, TransferEngine, plan_copies
 from ttlcache.transfer.base import Outcome, Ticket
+from ttlcache_connector.copy.engines import make_engines
 from ttlcache_connector.copy.kv_layouts import whole_blocks
-from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.cpu.budget import allocate, block_bytes
@@ -26,7 +26,7 @@ log = logger(__name__)
 MAX_WAIT_S = 0.002
 
 
-class CopyLane:
+class CopyQueue:
     """Copies of one direction."""
 
     def __init__(
@@ -132,13 +132,13 @@ class CPUWorkerTier(WorkerTier):
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
             memory = allocate(num_bytes)
-            self._lanes = make_lanes(self._device)
-            self._lanes.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
+            self._engines = make_engines(self._device)
+            self._engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
         except (TransferError, RuntimeError) as error:
             raise ConfigError(f"lower_tier 'cpu': {error}") from error
         self._host = memory.view(self._num_blocks, -1)
         self._stores, self._loads = (
-            CopyLane(direction, self._lanes.engine(direction), self.metrics)
+            CopyQueue(direction, self._engines.engine(direction), self.metrics)
             for direction in Direction
         )
         log.info(
@@ -147,7 +147,7 @@ class CPUWorkerTier(WorkerTier):
             self._num_blocks - 1,
             self._layout.block_bytes,
             num_bytes / 1e9,
-            self._lanes.name,
+            self._engines.name,
         )
 
     def load(self, metadata: TierMetadata) -> None:
@@ -161,7 +161,7 @@ class CPUWorkerTier(WorkerTier):
         if isinstance(metadata.inner, CopyOrders):
             self._start(self._stores, metadata.inner.stores)
 
-    def _start(self, lane: CopyLane, copies: dict[Any, BlockCopy]) -> None:
+    def _start(self, queue: CopyQueue, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
         if not copies:
             return
@@ -171,10 +171,10 @@ class CPUWorkerTier(WorkerTier):
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(torch.cuda.current_stream(self._device))
             except Exception:
-                lane.refuse(copies)
+                queue.refuse(copies)
                 raise
         for key, copy in copies.items():
-            lane.submit(key, copy, self._layout, self._host, event)
+            queue.submit(key, copy, self._layout, self._host, event)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         transfers, report = Transfers(), self._report
@@ -195,4 +195,4 @@ class CPUWorkerTier(WorkerTier):
         return report if report.ended else None
 
     def shutdown(self) -> None:
-        self._lanes.close()
+        self._engines.close()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, plan_copies
 from ttlcache.transfer.base import always_wanted
+from ttlcache_connector.copy.engines import CopyEngines
 from ttlcache_connector.copy.kv_layouts import GroupLayout
-from ttlcache_connector.copy.lanes import Lanes
 from ttlcache_connector.log import logger
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ class BlockCopier:
 
     Args:
         group: whose blocks.
-        lanes: move the bytes; closed by `close`.
+        engines: move the bytes; closed by `close`.
     """
 
-    def __init__(self, group: GroupLayout, lanes: Lanes) -> None:
+    def __init__(self, group: GroupLayout, engines: CopyEngines) -> None:
         self.group = group
-        self.name = lanes.name
-        self._lanes = lanes
+        self.name = engines.name
+        self._engines = engines
 
     def copy(
         self,
@@ -83,7 +83,7 @@ class BlockCopier:
             skip_blocks=skip_blocks,
             owners=tuple(chunks),
         )
-        engine = self._lanes.engine(direction)
+        engine = self._engines.engine(direction)
         ticket = engine.submit(plan, is_wanted=is_wanted)
         # However long it takes: blocks and chunks go to others once this returns.
         while not engine.flush(SLOW_COPY_S):
@@ -95,4 +95,4 @@ class BlockCopier:
 
     def close(self) -> None:
         """Finish copies under way; later ones fail."""
-        self._lanes.close()
+        self._engines.close()

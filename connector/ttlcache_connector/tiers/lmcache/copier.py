@@ -12,8 +12,8 @@ from lmcache.v1.multiprocess.transfer_context.base import (
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 
 from ttlcache.errors import TransferError
+from ttlcache_connector.copy.engines import make_engines
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
-from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
 from ttlcache_lmcache import internals
 
@@ -42,7 +42,7 @@ class ChunkCopier(BlockCopier):
             raise TransferError(
                 f"blocks of {ours} bytes, for which LMCache has {theirs}"
             )
-        super().__init__(group, make_lanes(next(iter(kv_caches.values())).device))
+        super().__init__(group, make_engines(next(iter(kv_caches.values())).device))
         self._memory: int | None = None
 
     def attach(self, context: EngineDrivenContext) -> None:
@@ -58,13 +58,13 @@ class ChunkCopier(BlockCopier):
                 "user; ttlcache serve-tiers sets the flags"
             )
         address, num_bytes, is_pinned = internals.shared_memory(context)
-        self._lanes.add_host(address, num_bytes, is_pinned=is_pinned)
+        self._engines.add_host(address, num_bytes, is_pinned=is_pinned)
         self._memory = address
 
     def detach(self) -> None:
         """That memory goes away; `attach` follows, or the end."""
         if self._memory is not None:
-            self._lanes.forget_host(self._memory)
+            self._engines.forget_host(self._memory)
             self._memory = None
 
 

@@ -18,9 +18,9 @@ from ttlcache_connector.tiers.base import (
     Loaded,
     Match,
     SchedulerTier,
+    TierDemotions,
     TierEvents,
     TierMetadata,
-    TierStores,
     TurnEnd,
 )
 from ttlcache_connector.tiers.lmcache.client import HintSender, connect
@@ -49,7 +49,7 @@ class _Load:
     blocks: frozenset[int]
 
 
-class LMCacheSchedulerTier(SchedulerTier, TierStores):
+class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
     """Lookups and loads; and stores: LMCache defers them, and asks our queue."""
 
     def __init__(
@@ -70,7 +70,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._loads: dict[str, _Load] = {}
         self._events = TierEvents()
         self._hints = HintSender(self._adapter, self._now_s)
-        self.stores = self
+        self.demotions = self
 
     def bind(self, manager: KVCacheManager) -> None:
         self._pool = manager.block_pool
@@ -80,7 +80,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
     def is_up(self) -> bool:
         return bool(self._adapter.is_healthy) and not self.is_off
 
-    def arrive(self, request: Request, *, has_pin: bool) -> None:
+    def on_arrival(self, request: Request, *, has_pin: bool) -> None:
         if not has_pin and not self._is_foreign(request):
             self._lookups.begin_early(request)
 
@@ -93,7 +93,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
             stored_tokens = math.inf
         return self._lookups.match(request, hit_tokens, stored_tokens)
 
-    def allocated(
+    def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         # Without a tracker every later step would fail for all requests.
@@ -120,7 +120,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._lookups.stale.on_copies_start(stores)
         return TierMetadata(inner, stores_before_forward=self._mode != "write-through")
 
-    def worker_output(self, output: KVConnectorOutput) -> None:
+    def on_worker_output(self, output: KVConnectorOutput) -> None:
         self._inner.update_connector_output(output)
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
@@ -168,9 +168,9 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
     def shutdown(self) -> None:
         self._inner.shutdown()
 
-    # --- finished requests (`TierStores`) ----------------------------------
+    # --- finished requests (`TierDemotions`) ----------------------------------
 
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         self._lookups.end(request.request_id)
         # It may leave without blocks.
         self._salts.orphan_lookup(request.request_id)

@@ -105,7 +105,7 @@ class StoreQueue(OffloadPolicy):
         return settled
 
     def drop(self, request_id: str) -> None:
-        """As `TierStores.drop`."""
+        """As `TierDemotions.drop`."""
         if self._drop(request_id):
             self._emptied.append(request_id)
 

@@ -13,21 +13,21 @@ from ttlcache_connector.log import logger
 if TYPE_CHECKING:
     import torch
 
-    from ttlcache.transfer.host_memory import PinnedRanges
+    from ttlcache.transfer.host_memory import HostRanges
 
 log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Lanes:
+class CopyEngines:
     """A load never waits for a store.
 
-    pinned: the host memory that both may name; None: any.
+    host_ranges: the host memory that both may name; None: any.
     """
 
     stores: TransferEngine
     loads: TransferEngine
-    pinned: PinnedRanges | None = None
+    host_ranges: HostRanges | None = None
 
     @property
     def name(self) -> str:
@@ -42,45 +42,47 @@ class Lanes:
         Raises:
             TransferError: the device refuses to pin it.
         """
-        if self.pinned is not None:
-            (self.pinned.adopt if is_pinned else self.pinned.pin)(address, num_bytes)
+        if self.host_ranges is not None:
+            (self.host_ranges.adopt if is_pinned else self.host_ranges.pin)(
+                address, num_bytes
+            )
 
     def forget_host(self, address: int) -> None:
         """Copies that name it are refused; when those under way ended it is unpinned.
 
         Where they do not end in time it stays pinned.
         """
-        if self.pinned is None:
+        if self.host_ranges is None:
             return
-        self.pinned.forget(address)
-        if all(lane.flush(CLOSE_TIMEOUT_S) for lane in (self.stores, self.loads)):
-            self.pinned.release(address)
+        self.host_ranges.forget(address)
+        if all(each.flush(CLOSE_TIMEOUT_S) for each in (self.stores, self.loads)):
+            self.host_ranges.release(address)
 
     def close(self) -> None:
         """Copies under way finish, later ones fail."""
         have_ended = [self.stores.close(), self.loads.close()]
-        if self.pinned is not None and all(have_ended):
-            self.pinned.close()
+        if self.host_ranges is not None and all(have_ended):
+            self.host_ranges.close()
 
 
-def make_lanes(device: torch.device) -> Lanes:
+def make_engines(device: torch.device) -> CopyEngines:
     """The engines for tensors on `device`, calibrated.
 
     Raises:
         TransferError: no engine of ours serves it.
     """
     if device.type == "cpu":
-        return Lanes(ReferenceEngine(), ReferenceEngine())
+        return CopyEngines(ReferenceEngine(), ReferenceEngine())
     if device.type != "cuda":
         raise TransferError(f"no transfer engine for {device.type} tensors")
     from ttlcache.transfer.calibrate import calibrate
     from ttlcache.transfer.cupy_engine import CupyEngine
     from ttlcache.transfer.cupy_runtime import CupyRuntime
-    from ttlcache.transfer.host_memory import PinnedRanges
+    from ttlcache.transfer.host_memory import HostRanges
 
     runtime = CupyRuntime(device.index or 0)
-    ranking, pinned = calibrate(runtime), PinnedRanges(runtime)
+    ranking, host_ranges = calibrate(runtime), HostRanges(runtime)
     for method, why in ranking.faults.items():
         log.warning("ttlcache: copies by %s fail on this device: %s", method, why)
-    stores, loads = (CupyEngine(runtime, pinned, ranking) for _ in Direction)
-    return Lanes(stores, loads, pinned)
+    stores, loads = (CupyEngine(runtime, host_ranges, ranking) for _ in Direction)
+    return CopyEngines(stores, loads, host_ranges)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ttlcache.clock import default_clock
 from ttlcache_connector.engine import vllm_internals
-from ttlcache_connector.tiers.base import TierStores, TurnEnd
+from ttlcache_connector.tiers.base import TierDemotions, TurnEnd
 from ttlcache_connector.tiers.cpu.index import HeldBlocks, HostIndex, StoredTurn
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyReport
 
@@ -101,7 +101,7 @@ class _Store:
     is_dropped: bool = False
 
 
-class CPUStores(TierStores):
+class CPUDemotions(TierDemotions):
     """What is to be copied, what is being copied, and what that made of turns."""
 
     def __init__(
@@ -128,12 +128,12 @@ class CPUStores(TierStores):
         self.copies: Copies[int, _Store] = Copies(ranks)
         self._orders: dict[int, BlockCopy] = {}
         self.settled: list[str] = []
-        self.demotions: list[str] = []
+        self.outcomes: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._due or self.copies)
 
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         table = self._pool.blocks
         sources = [
             (block, hashes)
@@ -188,7 +188,7 @@ class CPUStores(TierStores):
             self.settled.append(request_id)
             turn = self._turns.pop(request_id)
             if not is_up:
-                self.demotions.append("dropped")
+                self.outcomes.append("dropped")
                 continue
             store = self._begin(request_id, turn, unwritten)
             if not store.missing:
@@ -248,10 +248,10 @@ class CPUStores(TierStores):
         """Every rank has copied: the turn can be found from now on."""
         self._held.release([source for source, _ in store.missing])
         if store.is_dropped or not is_ok:
-            self.demotions.append("dropped" if is_ok else "failed")
+            self.outcomes.append("dropped" if is_ok else "failed")
             self._index.unlock([*store.kept, *store.targets])
             return
-        self.demotions.append("dropped" if store.is_partial else "stored")
+        self.outcomes.append("dropped" if store.is_partial else "stored")
         blocks = store.kept
         for target, (_, hashes) in zip(store.targets, store.missing, strict=True):
             blocks.append(self._index.set_content(target, hashes))
