@@ -44,7 +44,6 @@ ALONE := $(BIN)/python -m pytest --durations=30
 
 test: $(STAMP) check ## Linters, contracts, unit, connector and end-to-end tests: every commit
 	$(PARALLEL) -m 'not nightly and not speed and not gpu'
-	$(MAKE) gpu-rehearsal
 
 test-fast: $(STAMP) ## Without the tests that start a vLLM or LMCache server
 	$(PARALLEL) -m 'not e2e and not nightly and not speed and not gpu'
@@ -55,7 +54,7 @@ test-e2e: $(STAMP) ## Only the tests that start one
 test-nightly: $(STAMP) ## What takes too long for every commit: an hour or two
 	$(PARALLEL) -m 'nightly and not e2e and not speed and not gpu'
 	$(ALONE) -m 'nightly and e2e and not speed'
-	$(MAKE) wedge soak test-ahead
+	$(MAKE) gpu-rehearsal wedge soak test-ahead
 
 test-speed: $(STAMP) ## Tests that a busy machine may fail: run them on a quiet one
 	$(ALONE) -m 'speed and not gpu' --log-cli-level=INFO

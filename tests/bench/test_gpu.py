@@ -200,6 +200,7 @@ def entries(library):
             yield at, entry.arch, entry.code
 
 
+@pytest.mark.nightly
 def test_a_bundle_boots(tmp_path, monkeypatch):
     wheel = tmp_path / "needed-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
