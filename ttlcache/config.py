@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ttlcache import policies
 from ttlcache.errors import ConfigError, explain
 
-#: Orderings in which programs that have started come before new ones.
+#: Orderings by program, in which a later turn does not queue behind new programs.
 PROGRAM_ORDERINGS = ("expected-finish", "ttl-aware", "program-fcfs")
 #: What `ordering` may name besides "package.module:Class".
 ORDERINGS = (
@@ -99,8 +99,8 @@ class TTLCacheConfig(BaseModel):
     )
     lower_tier: Literal["none", "cpu", "lmcache"] = Field(
         default="none",
-        description="Where the KV of expired pins goes: nowhere, to host memory of "
-        "this engine (cpu), or to an LMCache server.",
+        description="Where KV goes that GPU memory gives up: nowhere, to host memory "
+        "of this engine (cpu), or to an LMCache server.",
     )
     cpu_gb: float = Field(
         default=8.0,

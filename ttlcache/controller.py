@@ -5,8 +5,8 @@
            … gap: on_arrival | tick (the pin expires) | memory.reclaim (memory is short)
 
 What an engine asks between the events it asks `Controller.queue`, `Controller.memory`
-and `Controller.tier`. Blocks are referenced and released only through the
-`BlockHolder` that the adapter provides.
+and `Controller.tier`. The adapter references blocks as `Finished.order`
+says; they are released only through the `BlockHolder` that it provides.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ class Controller:
             costs=self.costs,
             backlog=self._backlog,
             telemetry=self.telemetry,
-            max_ttl_s=config.max_ttl_s,
             on_rekey=on_rekey,
             on_stall=self.queue.on_stall,
             on_unclaimed=self.admission.on_no_pin,
@@ -444,4 +443,4 @@ class Controller:
             self.memoryfulness.add(program.turns_finished)
         self.queue.on_program_end(program)
         self._turns.close_all(program)
-        self._turns.renew_parent(program)
+        self.retention.redecide_on_subagent_end(program, self._clock.now_s())

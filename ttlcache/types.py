@@ -121,8 +121,8 @@ class Decision(NamedTuple):
         1: always as a whole.
     uncontended: decided while no request waited for memory; once one does, the policy
         is asked again.
-    yields: any request of its tenant that waits for memory may take the pin, as long as
-        its next turn has not come.
+    yields_to_waiting: any request of its tenant that waits for memory may take the pin,
+        as long as its next turn has not come.
     """
 
     ttl_s: float
@@ -132,7 +132,7 @@ class Decision(NamedTuple):
     stall_wait_s: float = 0.0
     min_keep_share: float = 0.0
     uncontended: bool = False
-    yields: bool = False
+    yields_to_waiting: bool = False
 
 
 class Pressure(NamedTuple):
@@ -248,7 +248,8 @@ class Finished(NamedTuple):
 class ReleaseMode(Enum):
     """What becomes of the blocks that a pin gives up.
 
-    KEEP_CACHED: they stay until memory is short; the pin gave up only its place under
+    KEEP_CACHED: they stay in the prefix cache while they can, above a lower tier as its
+        `demote` says; the pin gave up only its place under
         the cap, or its time is over.
     COPY_FIRST: a waiting request needs memory: they are copied to the lower tier, and
         count as free although they are only soon.

@@ -17,7 +17,7 @@ from bench.tables import Check, at_most, checks_table, table
 from ttlcache.config import TTLCacheConfig
 
 MAX_TURN_US = 60.0
-MAX_BYTES_PER_PROGRAM = 1184.0
+MAX_BYTES_PER_PROGRAM = 1400.0
 TURN_POLICIES = ("cachettl", "adaptive")
 TURN_ROUNDS = 3
 

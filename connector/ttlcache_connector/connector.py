@@ -22,9 +22,9 @@ from ttlcache.types import Admission, Urgency
 from ttlcache_connector.engine import requirements, vllm_internals
 from ttlcache_connector.engine.request_view import drop_unfit_args
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.answers import by_arrival
 from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.role.scheduling import by_arrival
 from ttlcache_connector.role.worker import WorkerRole
 from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
 from ttlcache_connector.tiers.registry import TIERS
@@ -201,7 +201,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if self.scheduler_role is None:
             return by_arrival(request, self._builder.engine.user_priority(request))
-        return self.scheduler_role.answers.priority(request)
+        return self.scheduler_role.scheduling.priority(request)
 
     @_of_scheduler(plain=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
@@ -214,7 +214,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         Args:
             needed_blocks: KV blocks for all its tokens, beside those found cached.
         """
-        return self._bound.answers.admission(request, needed_blocks)
+        return self._bound.scheduling.admission(request, needed_blocks)
 
     @_of_scheduler(plain=0)
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
@@ -231,14 +231,14 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             Blocks that became free, fewer or more than asked for. 0: do not try again
             in this step; nothing more may be taken, or copies under way will give it.
         """
-        return self._bound.answers.eviction(needed_blocks, request, urgency)
+        return self._bound.scheduling.eviction(needed_blocks, request, urgency)
 
     # --- scheduler role: what our scheduler tells ----------------------------
 
     @_of_scheduler()
     def attach_scheduler(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
         self._bound.parts.engine.attach(scheduler, queue)
-        self._bound.reports.log_start(type(scheduler).__name__)
+        self._bound.status.log_start(type(scheduler).__name__)
 
     @_of_scheduler()
     def before_step(self) -> None:
@@ -251,23 +251,23 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @_of_scheduler(plain=False)
     def refresh_place(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
-        return self._bound.answers.refresh_place(request)
+        return self._bound.scheduling.refresh_place(request)
 
     @_of_scheduler(plain=math.inf)
     def max_wait_s(self) -> float:
         """Seconds after which a waiting request goes first, whatever the order."""
-        return self._bound.answers.max_wait_s()
+        return self._bound.scheduling.max_wait_s()
 
     @_of_scheduler()
     def on_aged(self) -> None:
-        self._bound.answers.note_aged()
+        self._bound.scheduling.note_aged()
 
     # --- scheduler role: clients of the API server ----------------------------
 
     @_of_scheduler(plain={})
     def control(self, order: dict[str, Any]) -> dict[str, Any]:
         """A program's end or progress, or a question; see `ttlcache.control`."""
-        return self._bound.reports.control(order)
+        return self._bound.status.control(order)
 
     # --- metrics -------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             return self.worker_role.take_stats()
         if self.scheduler_role.parts.engine.scheduler is None:
             self.scheduler_role.steps.on_step_end()  # vLLM asks at the end of each
-        return self.scheduler_role.reports.take_stats()
+        return self.scheduler_role.status.take_stats()
 
     @classmethod
     def build_kv_connector_stats(

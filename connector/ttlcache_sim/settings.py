@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttlcache_sim.arms import Arm
+from ttlcache_sim.arm import Arm
 from ttlcache_sim.load.workload import WorkloadSpec
 from ttlcache_sim.steps.hardware import HARDWARE
 from ttlcache_sim.steps.models import MODELS

@@ -70,7 +70,7 @@ KEPT = [
 
 @pytest.mark.parametrize(("identity", "programs"), KEPT)
 def test_a_live_idle_program_keeps_little(identity, programs):
-    kept = measure_kept(programs, identity, "cachettl")
+    kept = measure_kept(programs, identity, "adaptive")
     assert 300 < kept.bytes_each <= overhead_core.MAX_BYTES_PER_PROGRAM
 
 

@@ -25,7 +25,7 @@ class FakeTier(SchedulerTier, TierDemotions):
         self.asked = True  # whether it really looks
         self.fails: set[str] = set()
         self.ends: list[TurnEnd] = []
-        self.settled: set[str] = set()  # stored, or not wanted there
+        self.releasable: set[str] = set()  # stored, or not wanted there
         self.events = TierEvents()
         self.due: list[str] = []  # to be copied
 
@@ -52,7 +52,7 @@ class FakeTier(SchedulerTier, TierDemotions):
         return events
 
     def has_unstored(self, request_id):
-        return self.is_up() and request_id not in self.settled
+        return self.is_up() and request_id not in self.releasable
 
     def demote(self, request_id):
         self.calls.append(("demote", request_id))
@@ -65,8 +65,8 @@ class FakeTier(SchedulerTier, TierDemotions):
         """The copy that `demote` ordered begins: the tier takes over."""
         if request_id in self.due:
             self.due.remove(request_id)
-        self.settled.add(request_id)
-        self.events.settled.append(request_id)
+        self.releasable.add(request_id)
+        self.events.releasable.append(request_id)
 
     def report_turn(self, turn):
         self._maybe_fail("report_turn")
@@ -74,7 +74,7 @@ class FakeTier(SchedulerTier, TierDemotions):
 
     def drop(self, request_id):
         self.calls.append(("drop", request_id))
-        self.settled.add(request_id)
+        self.releasable.add(request_id)
 
     def of(self, name: str) -> list[str]:
         return [request_id for call, request_id in self.calls if call == name]
@@ -86,7 +86,7 @@ class FakeTier(SchedulerTier, TierDemotions):
 
 def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The tier needs the request's blocks no longer, as the next step would find."""
-    tier.events.settled.append(request_id)
+    tier.events.releasable.append(request_id)
     engine.role.steps.apply_tier_events()
 
 

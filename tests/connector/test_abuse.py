@@ -98,7 +98,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
             if number % 16 == 0:
                 engine.run()
                 engine.finished.clear()  # the harness's own memory
-                role.reports.take_stats()
+                role.status.take_stats()
                 clock.advance(0.1)
         engine.run()
         engine.finished.clear()

@@ -100,8 +100,8 @@ class Rig:
     def copy(self, request_id="a"):
         """The copy begins, and the tier has references of its own."""
         self.tier.copy(request_id)
-        for settled in self.tier.take_events().settled:
-            self.demotions.on_settled(settled)
+        for releasable in self.tier.take_events().releasable:
+            self.demotions.on_releasable(releasable)
 
     @property
     def held(self):
@@ -192,7 +192,7 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
 def test_a_tail_waits_for_its_copy_or_is_let_go(rig, drop, mode, is_stored, copied):
     pin, left = rig.pin(), 20 - drop
     if is_stored:
-        rig.tier.settled.add("a")
+        rig.tier.releasable.add("a")
     assert rig.shrink(pin, drop, mode) == (drop, left, 16 * left)
     assert rig.held == (0, copied)
     assert rig.tier.due == (["a"] if copied else [])

@@ -132,7 +132,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(make, tier, our_
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.controller.tier.source == "cpu"
+    assert engine.controller.tier.reload_source == "cpu"
 
 
 def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):
@@ -144,18 +144,20 @@ def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
 
 
-def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(make, tier, monkeypatch):
+def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypatch):
     engine = make(**NEVER_PINNED)
     engine.on_step = None  # a fault is what this is about
     for name, start in (("a", 0), ("b", 1000)):
         engine.turn(name, range(start, start + 100), hints={"program_id": name})
     assert demoting(engine) == 12
     expired = engine.role.parts.demoting.demotions
-    settled = expired.on_settled
+    releasable = expired.on_releasable
     monkeypatch.setattr(
-        expired, "on_settled", lambda each: fails() if each == "a" else settled(each)
+        expired,
+        "on_releasable",
+        lambda each: fails() if each == "a" else releasable(each),
     )
-    tier.events.settled += ["a", "b"]
+    tier.events.releasable += ["a", "b"]
     engine.role.steps.apply_tier_events()
     assert totals(engine)["hook_errors:apply_tier_events"] == 1
     assert demoting(engine) == 6

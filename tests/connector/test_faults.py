@@ -21,9 +21,9 @@ from tests.connector.injection import (
 from ttlcache.controller import Controller
 from ttlcache_connector import faults
 from ttlcache_connector.role import build, requests, steps
-from ttlcache_connector.role.answers import SchedulerAnswers
-from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
+from ttlcache_connector.role.scheduling import SchedulingCallbacks
+from ttlcache_connector.role.status import EngineStatus
 from ttlcache_connector.role.steps import CHECK_INVARIANTS, StepEvents
 from ttlcache_connector.role.upkeep import Upkeep
 
@@ -79,7 +79,7 @@ def test_every_hook_may_throw(make_engine, clock, point, when, every, async_sche
 
     def after_step() -> None:
         clock.advance(0.1)
-        role.reports.take_stats()
+        role.status.take_stats()
         if point == "release_all" and clock.now_s() % 3.0 < 0.1:
             engine.scheduler.reset_prefix_cache()
 
@@ -103,7 +103,7 @@ def test_every_hook_may_throw(make_engine, clock, point, when, every, async_sche
 
 def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
-    parts = (RequestEvents, StepEvents, SchedulerAnswers, Upkeep, Reports)
+    parts = (RequestEvents, StepEvents, SchedulingCallbacks, Upkeep, EngineStatus)
     guarded = {
         name
         for part in parts
@@ -123,7 +123,7 @@ def test_the_table_names_every_hook():
 #: rest on.
 AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
-    "control": ("reports", "controller", "tick"),
+    "control": ("status", "controller", "tick"),
     "stored_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "prefills", "kv_landed"),
 }
@@ -144,7 +144,7 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
             request_id="A-2", skip_reading_prefix_cache=False, finished_recving=()
         )
         getattr(getattr(role, of_whom), hook)(request)
-    role.reports.take_stats()
+    role.status.take_stats()
     assert totals(engine)[f"hook_errors:{hook}"] == 1
     assert len(engine.turn("A-2", range(100))) > 100
 
@@ -156,7 +156,7 @@ def test_steps_that_cannot_be_read_or_logged_are_served(make_engine, monkeypatch
     scheduler_cls = None if is_ours else VLLM_OWN
     engine = make_engine(num_blocks=40, scheduler_cls=scheduler_cls)
     engine.on_step = None
-    broken = (steps, "step_of") if is_ours else (engine.role.reports, "log_start")
+    broken = (steps, "step_of") if is_ours else (engine.role.status, "log_start")
     monkeypatch.setattr(*broken, fails)
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     assert "A-1" in engine.finished
@@ -179,7 +179,7 @@ def test_blocks_that_a_fault_left_behind_are_a_gauge_and_are_freed(make_engine, 
 
     def leaked_blocks() -> int:
         clock.advance(1.0)
-        return role.reports.take_stats().data["gauges"]["leaked_blocks"]
+        return role.status.take_stats().data["gauges"]["leaked_blocks"]
 
     engine.turn("A-1", range(130), hints={"program_id": "A"})
     held = 30 - free(engine)
@@ -241,7 +241,7 @@ def test_faults_of_any_hook_turn_retention_off(
     def after_step() -> None:
         nonlocal held_for
         clock.advance(0.1)
-        role.reports.take_stats()
+        role.status.take_stats()
         is_held = (
             not role.parts.controller.retention_enabled
             and role.parts.holder.references()

@@ -15,7 +15,7 @@ from ttlcache.telemetry.metrics import COUNTERS, GAUGES
 from ttlcache.types import PinOutcome
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.http import middleware
-from ttlcache_connector.role.reports import EVENT_INTERVAL_S
+from ttlcache_connector.role.status import EVENT_INTERVAL_S
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 
@@ -76,7 +76,7 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     metrics = role.parts.controller.telemetry.metrics
     metrics.count("pins", "claimed")
     metrics.observe("gap_seconds", 1.5)
-    stats = role.reports.take_stats()
+    stats = role.status.take_stats()
     payload = msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
     prom.observe(payload, engine_idx=1)
     assert sample("ttlcache_pins_total", engine="1", outcome="claimed") == 1
@@ -102,9 +102,9 @@ def test_a_fault_while_reporting_loses_no_count(make_engine):
     role.parts.controller.telemetry.metrics.count("pins", "claimed")
     injector = Injector(1)
     injector.install(role, "pressure")
-    assert role.reports.take_stats() is None
+    assert role.status.take_stats() is None
     with paused(injector):
-        counters = role.reports.take_stats().data["counters"]
+        counters = role.status.take_stats().data["counters"]
     assert ["pins", "claimed", 1] in counters
     assert ["hook_errors", "take_stats", 1] in counters
 
@@ -112,7 +112,7 @@ def test_a_fault_while_reporting_loses_no_count(make_engine):
 def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
     engine = make_engine(num_blocks=40)
     role = engine.role
-    take, count = role.reports.take_stats, role.parts.count
+    take, count = role.status.take_stats, role.parts.count
     assert take() is not None
     assert take() is None  # nothing is sent while nothing happens
     engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
@@ -136,7 +136,7 @@ def test_what_routers_ask_for(make_engine, clock):
 
     def gauges() -> dict[str, float]:
         clock.advance(1.5)
-        return engine.role.reports.take_stats().data["gauges"]
+        return engine.role.status.take_stats().data["gauges"]
 
     for program in "ABC":
         start(engine, program, 256)

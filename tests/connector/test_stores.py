@@ -35,9 +35,9 @@ def offer(queue: StoreQueue, request_id: str, *, hashed: bool = True) -> None:
 def drain(queue: StoreQueue, *blocked: str) -> list[str]:
     signals = DrainSignals(0, 0, set(), set(blocked))
     done = queue.drain(signals)
-    settled = queue.take_settled()
-    assert settled == [item.request_id for item in done.items]
-    return settled
+    releasable = queue.take_releasable()
+    assert releasable == [item.request_id for item in done.items]
+    return releasable
 
 
 def test_nothing_is_stored_before_it_is_due():

@@ -12,10 +12,10 @@ TEMPLATE = 3  # tokens with which a prompt ends
 CONTINUES, DROPS_OUTPUT, SUPERSEDES, BRANCHES = Relation
 
 
-def make_turn(tokens, *, token=1, tool="search", pinned=True, prompt_tokens=0):
+def make_turn(tokens, *, gap_id=1, tool="search", pinned=True, prompt_tokens=0):
     hashes = chain_hashes(tokens, BLOCK)
     return Turn(
-        token=token,
+        gap_id=gap_id,
         finish_s=0.0,
         gap_key=GapKey(tool),
         context_tokens=len(tokens),
@@ -65,9 +65,9 @@ def test_a_prompt_after_one_pinned_turn(turn, prompt, relation, shared):
 
 
 def test_the_longest_turn_wins_then_the_latest():
-    short, long = make_turn([1, 2], token=2), make_turn([1, 2, 3, 4], token=1)
+    short, long = make_turn([1, 2], gap_id=2), make_turn([1, 2, 3, 4], gap_id=1)
     assert relation_of(make_program(1, long, short), [1, 2, 3, 4, 5]).turn is long
-    first, second = make_turn([1, 2], token=1), make_turn([1, 2], token=2)
+    first, second = make_turn([1, 2], gap_id=1), make_turn([1, 2], gap_id=2)
     assert relation_of(make_program(1, second, first), [1, 2, 3]).turn is second
 
 
@@ -78,7 +78,7 @@ def test_while_another_request_is_under_way_a_new_prompt_branches():
 
 
 def test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open():
-    turns = [make_turn([n, n, n, n], token=n, pinned=False) for n in (1, 2)]
+    turns = [make_turn([n, n, n, n], gap_id=n, pinned=False) for n in (1, 2)]
     assert relation_of(make_program(1, *turns), [9, 9]).relation is BRANCHES
 
 
@@ -116,7 +116,7 @@ def test_a_sub_agent_may_begin_with_its_parents_prompt():
 
 def test_the_longest_prompt_wins_and_none_beside_another_request():
     def turn(tokens, number):
-        return make_turn([*tokens, 5, 6], token=number, prompt_tokens=len(tokens))
+        return make_turn([*tokens, 5, 6], gap_id=number, prompt_tokens=len(tokens))
 
     long, short = turn([1, 2, 3, 4, 5, 6, 7, 7, 7], 1), turn(PROMPT, 2)
     program = make_program(1, long, short)

@@ -28,7 +28,7 @@ def test_failed_reloads_are_counted_while_their_request_lives(engine, tier):
 
 
 def test_what_a_reload_cost_is_learnt(engine, tier):
-    tier.on_source("cpu")
+    tier.on_reload_source("cpu")
     for _ in range(50):
         tier.on_load_finished("r", 1000, 0.5)
     costs = engine.controller.costs
@@ -46,7 +46,7 @@ def seen(engine, tier):
     """What is learnt of the lower tier, which is up."""
     seen = []
     engine.controller.costs.observe_lost = lambda *told: seen.append(told)
-    tier.on_source("cpu")
+    tier.on_reload_source("cpu")
     engine.turn("first", PROMPT, [1], program="A")
     engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
     tier.on_lookup("r")
@@ -91,9 +91,9 @@ def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
 @pytest.mark.parametrize("event", ["away", "down", "reset", "not asked", "another"])
 def test_what_the_tier_cannot_have_says_nothing_of_it(engine, tier, seen, event):
     if event in ("away", "down"):
-        tier.on_source(None)
+        tier.on_reload_source(None)
     if event == "away":
-        tier.on_source("cpu")
+        tier.on_reload_source("cpu")
     elif event == "reset":
         engine.controller.memory.release_all()
     elif event == "another":
@@ -103,7 +103,7 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, tier, seen, event)
         engine.arrive("r", [*PROMPT, 1, 2], program="A")
     engine.controller.on_allocated("r", 0)
     if event == "down":
-        tier.on_source("cpu")
+        tier.on_reload_source("cpu")
     engine.controller.on_prefilled("r")
     assert seen == []
 
@@ -120,9 +120,9 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, tier, seen, event)
 def test_a_turn_that_never_went_down_says_nothing(
     engine, tier, seen, source, hints, chunk_tokens, is_told
 ):
-    tier.on_source(source)
+    tier.on_reload_source(source)
     context = engine.turn("b", list(range(500, 540)), program="B", **hints)
-    tier.on_source("cpu")
+    tier.on_reload_source("cpu")
     engine.arrive("c", [*context, 1], program="B")
     tier.on_lookup("c", chunk_tokens)
     engine.controller.on_allocated("c", 0)

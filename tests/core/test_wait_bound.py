@@ -14,7 +14,7 @@ from ttlcache.telemetry.events import Telemetry
 @pytest.fixture
 def tier():
     found = TierRecord("cpu", {}, CostModel(), Telemetry())
-    found.on_source("cpu")
+    found.on_reload_source("cpu")
     return found
 
 
@@ -41,7 +41,7 @@ def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):
     for _ in range(100):
         tier.costs.observe_lost(100, is_found=True)
     assert bound.seconds() == 6.0
-    tier.on_source(None)
+    tier.on_reload_source(None)
     assert bound.seconds() == LAST_RESORT_S
 
 

@@ -124,7 +124,7 @@ class CostModel:
         return tuple(self._reloads)
 
     def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
-        """PrefillReload: the cheaper way back, where `tier` holds the KV or nobody."""
+        """The cheaper of a prefill and, if `tier` is given, a reload from there."""
         prefill_s = self.prefill_s(context_tokens)
         if tier is None:
             return prefill_s

@@ -74,39 +74,39 @@ class GapHistory:
         #: Gaps that have not ended, by their tokens.
         self._open: dict[Hashable, GapKey] = {}
 
-    def start(self, token: Hashable, key: GapKey, now_s: float) -> None:
-        """A turn finished: the gap called `token` opens. Reopening replaces it."""
-        if token in self._open:
-            self.drop(token)
+    def start(self, gap_id: Hashable, key: GapKey, now_s: float) -> None:
+        """A turn finished: the gap called `gap_id` opens. Reopening replaces it."""
+        if gap_id in self._open:
+            self.drop(gap_id)
         if self._horizon_s < math.inf:
             self._censor_overdue(now_s)
         if len(self._open) >= self._max_open:
             self.abandon(next(iter(self._open)), now_s)
-        self._open[token] = interned(key)  # one tuple for all gaps of the key
+        self._open[gap_id] = interned(key)  # one tuple for all gaps of the key
         for window in self._windows_of(key):
-            window.open_since_s[token] = now_s
+            window.open_since_s[gap_id] = now_s
 
     def _censor_overdue(self, now_s: float) -> None:
         # Gaps open in time order: the first one in time ends the search.
         while self._open:
-            token, key = next(iter(self._open.items()))
-            if now_s - self._since_s(token, key) < self._horizon_s:
+            gap_id, key = next(iter(self._open.items()))
+            if now_s - self._since_s(gap_id, key) < self._horizon_s:
                 return
-            self.abandon(token, now_s)
+            self.abandon(gap_id, now_s)
 
-    def _since_s(self, token: Hashable, key: GapKey) -> float:
+    def _since_s(self, gap_id: Hashable, key: GapKey) -> float:
         for each in (None, *_backoff(key)):
             window = self._find(each)
-            if window is not None and token in window.open_since_s:
-                return window.open_since_s[token]
+            if window is not None and gap_id in window.open_since_s:
+                return window.open_since_s[gap_id]
         return -math.inf  # its windows were forgotten: overdue
 
-    def finish(self, token: Hashable, now_s: float) -> float | None:
+    def finish(self, gap_id: Hashable, now_s: float) -> float | None:
         """The next turn arrived: record the gap and return its seconds.
 
-        None for an unknown token. A clock that went back gives 0.
+        None for an unknown gap_id. A clock that went back gives 0.
         """
-        opened = self._close(token)
+        opened = self._close(gap_id)
         if opened is None:
             return None
         key, since_s = opened
@@ -114,26 +114,26 @@ class GapHistory:
         self.observe(key, gap_s, completed=gap_s < self._horizon_s)
         return gap_s
 
-    def abandon(self, token: Hashable, now_s: float) -> None:
+    def abandon(self, gap_id: Hashable, now_s: float) -> None:
         """The program is known not to come back: censored at the age reached."""
-        opened = self._close(token)
+        opened = self._close(gap_id)
         if opened is not None:
             key, since_s = opened
             self.observe(key, max(now_s - since_s, 0.0), completed=False)
 
-    def drop(self, token: Hashable) -> None:
+    def drop(self, gap_id: Hashable) -> None:
         """Forget an open gap without any record."""
-        self._close(token)
+        self._close(gap_id)
 
-    def _close(self, token: Hashable) -> tuple[GapKey, float] | None:
-        key = self._open.pop(token, None)
+    def _close(self, gap_id: Hashable) -> tuple[GapKey, float] | None:
+        key = self._open.pop(gap_id, None)
         if key is None:
             return None
-        since_s = self._global.close(token)
+        since_s = self._global.close(gap_id)
         for each in _backoff(key):
             window = self._windows.get(each)
             if window is not None:
-                closed_s = window.close(token)
+                closed_s = window.close(gap_id)
                 since_s = closed_s if since_s is None else since_s
         return None if since_s is None else (key, since_s)
 

@@ -74,7 +74,7 @@ class Adaptive(Policy):
             stall_wait_s=rebuild.seconds,
             min_keep_share=1.0 if tier_has_copy else self.MIN_KEEP_SHARE,
             uncontended=terms.price <= 0.0,
-            yields=view.tier_keeps,
+            yields_to_waiting=view.tier_keeps,
         )
 
     def _ttl_s(self, turn: TurnFacts, view: View, terms: Terms) -> tuple[float, str]:

@@ -33,7 +33,8 @@ class View(NamedTuple):
     memoryfulness: eta of the workload, in [-1, 1] (paper §4.1).
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.
-    tier: lower tier that has this turn's KV once it is given up, None where none has.
+    tier: under which name `costs` knows the reloads of the lower tier, which gets what
+        GPU memory gives up; None while there is none.
     tier_has_copy: the tier, where there is one, is written through: it has this turn
         already, and evicting it costs no copy.
     tier_keeps: lately the tier had what was evicted and wanted again.

@@ -45,7 +45,7 @@ def relate(program: Program, arrival: Arrival, block_tokens: int) -> Continuatio
     hashes, turns = arrival.hashes, program.open_turns
     extended = [t for t in turns if t.continued_by(hashes, arrival.num_tokens)]
     if extended:
-        turn = max(extended, key=lambda t: (t.num_hashes, t.token))
+        turn = max(extended, key=lambda t: (t.num_hashes, t.gap_id))
         return Continuation(Relation.CONTINUES, turn, turn.num_hashes)
     return _without_output(program, arrival, block_tokens) or _superseded(
         program, hashes
@@ -63,7 +63,7 @@ def _without_output(
     if program.live_requests:
         return None
     found = [
-        (turn.prompt_end.num_hashes, turn.token, turn)
+        (turn.prompt_end.num_hashes, turn.gap_id, turn)
         for turn in program.open_turns
         if turn.prompt_end is not None
         and not is_subagent(turn.gap_key)

@@ -43,7 +43,7 @@ class Turn:
     has_expired_pin: its pin expired, and no next turn has come so far.
     """
 
-    token: int
+    gap_id: int
     finish_s: float
     gap_key: GapKey
     context_tokens: int
@@ -81,7 +81,7 @@ class Work:
     turns: int = 0
     prompt_s: float = 0.0
     output_s: float = 0.0
-    forecasts: list[tuple[float, float]] = field(default_factory=list)
+    forecasts: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +149,7 @@ class Pin:
         the pin.
     min_blocks: with fewer it is not worth keeping, and goes as a whole.
     uncontended: its deadline was decided while no request waited for memory.
-    yields: its policy leaves it to any request of its tenant that waits for memory.
+    yields_to_waiting: any request of its tenant that waits for memory may take it.
     stalled_from_s, stalled_until_s: when an engine with nothing to run first and last
         let a request wait rather than take the pin; None and 0 until it does.
     continued: its program's next turn has arrived, whether or not that claims it.
@@ -170,7 +170,7 @@ class Pin:
     stall_until_s: float = -math.inf
     min_blocks: int = 0
     uncontended: bool = False
-    yields: bool = False
+    yields_to_waiting: bool = False
     stalled_from_s: float | None = None
     stalled_until_s: float = 0.0
     continued: bool = False

@@ -28,7 +28,7 @@ from ttlcache.programs.prompt_end import PromptEnd
 from ttlcache.retention.pins import PinTable
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.base import combine
-from ttlcache.toolcalls.tool_names import is_subagent, key_for_name
+from ttlcache.toolcalls.tool_names import key_for_name
 from ttlcache.types import (
     FINAL_GAP,
     UNKNOWN_GAP,
@@ -75,7 +75,6 @@ class OpenTurns:
     costs: CostModel
     backlog: Backlog
     telemetry: Telemetry
-    max_ttl_s: float
     on_rekey: Callable[[str], None] | None
     on_stall: OnStall
     on_unclaimed: OnUnclaimed
@@ -86,7 +85,7 @@ class OpenTurns:
         program = record.program
         if turn.outline:
             program.last_turn = turn
-        self.gaps.start(turn.token, turn.gap_key, turn.finish_s)
+        self.gaps.start(turn.gap_id, turn.gap_key, turn.finish_s)
         if program.open_turns:
             program.open_turns.append(turn)
         else:  # mostly: a list of one takes less memory than one that has grown
@@ -114,7 +113,7 @@ class OpenTurns:
         turn = continuation.turn
         if turn is None:
             return Followed()
-        gap_s = self.gaps.finish(turn.token, now_s)
+        gap_s = self.gaps.finish(turn.gap_id, now_s)
         if gap_s is not None:
             self.telemetry.gap(turn.gap_key, gap_s)
         if turn.has_expired_pin:
@@ -156,8 +155,8 @@ class OpenTurns:
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
-        """Nobody will continue this turn."""
-        self.gaps.abandon(turn.token, self.clock.now_s())
+        """No request will continue this turn."""
+        self.gaps.abandon(turn.gap_id, self.clock.now_s())
         if turn.has_expired_pin:
             self.telemetry.count_outcome(turn.gap_key, PinOutcome.NO_RETURN)
         pin = self.pins.get(turn.pin_id)
@@ -170,21 +169,6 @@ class OpenTurns:
         for turn in turns:
             if not self._has_claimant(turn):
                 self.close(turn, PinOutcome.ENDED)
-
-    def renew_parent(self, child: Program) -> None:
-        """A sub-agent ended: its parent is about to go on; hold it long enough."""
-        if child.parent is None:
-            return
-        now_s = self.clock.now_s()
-        for turn in child.parent.open_turns:
-            pin = self.pins.get(turn.pin_id)
-            if pin is None or not is_subagent(turn.gap_key):
-                continue
-            ttl_s = min(self.costs.recovery_s(turn.context_tokens), self.max_ttl_s)
-            self.pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
-            self.telemetry.extend(now_s, pin, "sub-agent ended")
-        # Chains of ended sub-agents must not keep each other in memory.
-        child.parent = None
 
     def end_pin(
         self,
@@ -260,7 +244,7 @@ def _finished_turn(
     context_tokens = max(1, finish.num_tokens - 1)
     num_hashes = min(len(finish.hashes), context_tokens // block_tokens)
     return Turn(
-        record.seq,  # the token of its gap
+        record.seq,  # gap_id
         now_s,
         interned(_gap_key(record.hints, finish)),
         context_tokens,

@@ -68,13 +68,13 @@ class PinTable:
         stall_wait_s: float = 0.0,
         min_blocks: int = 0,
         uncontended: bool = False,
-        yields: bool = False,
+        yields_to_waiting: bool = False,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless a request will claim it.
 
         rank: where its program stands; None for its place in the order of arrival,
             at user priority 0.
-        yields: see `Pin`.
+        yields_to_waiting: see `Pin`.
         """
         self._next_id += 1
         place = turn.place or program.place
@@ -94,7 +94,7 @@ class PinTable:
             now_s + stall_wait_s,  # stall_until_s
             min_blocks,
             uncontended,
-            yields,
+            yields_to_waiting,
         )
         if uncontended:
             self._uncontended[pin.pin_id] = None

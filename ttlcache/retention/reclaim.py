@@ -3,7 +3,7 @@
 Decode of a running request outranks every pin. A waiting request may take pins
 that stand behind it in the order of the queue, so that pins never turn it around, and
 pins beyond the TTL that their policy gave, and those of its tenant that yield (above a
-lower tier, `Decision.yields`). A pin whose own turn waits gives way to
+lower tier, `Decision.yields_to_waiting`). A pin whose own turn waits gives way to
 requests that have a pin, too: if each held its memory and waited for the rest, they
 would run one at a time. Where several tenants hold pins, a tenant over its equal part
 of the cap may take from itself only, and gives way to running requests first: a flood
@@ -198,7 +198,7 @@ class Reclaimer:
             is_claim = pin.has_claimant and not pin.quantum_used
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
-            yields = pin.yields and not pin.has_claimant
+            yields = pin.yields_to_waiting and not pin.has_claimant
             if yields and pin.program.tenant == program.tenant:
                 return True
             return self._outranks(program, rank, pin, cap, now_s)

@@ -19,7 +19,7 @@ class TierRecord:
 
     name: the tier's in metrics: `lower_tier`.
     requests: those between arrival and finish.
-    source: under which the cost model learns its reloads, None while it is away.
+    reload_source: under which the cost model learns its reloads, None while it is away.
     generation: counts up when what went there before need not be there any more,
         though the tier has room: it was away, or everything was reset.
     """
@@ -28,21 +28,21 @@ class TierRecord:
     requests: Mapping[str, RequestRecord]
     costs: CostModel
     telemetry: Telemetry
-    source: str | None = None
+    reload_source: str | None = None
     generation: int = 0
 
     @property
     def keeps(self) -> bool:
         """Whether a context that leaves GPU memory will be there when it is wanted."""
-        return self.source is not None and self.costs.kept_share >= KEPT_SHARE
+        return self.reload_source is not None and self.costs.kept_share >= KEPT_SHARE
 
     # --- what an engine adapter says --------------------------------------
 
-    def on_source(self, source: str | None) -> None:
+    def on_reload_source(self, source: str | None) -> None:
         """The tier answers, or does not (None)."""
-        if source is not None and self.source is None:
+        if source is not None and self.reload_source is None:
             self.on_new_generation()
-        self.source = source
+        self.reload_source = source
 
     def on_new_generation(self) -> None:
         """Whatever went down before need not be there: it was away, or was reset."""
@@ -73,14 +73,14 @@ class TierRecord:
         metrics.count("reloads", self.name)
         metrics.count("reloaded_tokens", self.name, by=tokens)
         metrics.observe("reload_seconds", seconds)
-        if self.source is not None:
-            self.costs.observe_reload(self.source, tokens, seconds)
+        if self.reload_source is not None:
+            self.costs.observe_reload(self.reload_source, tokens, seconds)
 
     # --- what the controller says -----------------------------------------
 
     def on_turn_end(self, turn: Turn) -> None:
         """From now on the turn may go down."""
-        if self.source is not None:
+        if self.reload_source is not None:
             turn.tier_generation = self.generation
 
     def on_allocated(self, record: RequestRecord, cached_tokens: int) -> None:
@@ -88,7 +88,7 @@ class TierRecord:
 
         Not where the tier never got the turn, was away since, or is not asked for it.
         """
-        if self.source is None or not record.asked_tier:
+        if self.reload_source is None or not record.asked_tier:
             return
         if record.tier_generation != self.generation:
             return

@@ -1,9 +1,10 @@
-"""For how long a finished turn is pinned, decided at four moments of its gap:
+"""For how long a finished turn is pinned, decided at five moments of its gap:
 
 - `retain`: the turn ended; a pin, as far as policy and caps allow.
 - `redecide_at_deadline`: the pin's time is over.
 - `redecide_under_pressure`: a request waits for memory; pins made while none did.
 - `redecide_on_progress`: the tool reports how long it still needs.
+- `redecide_on_subagent_end`: the sub-agent that its program waited for has ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.tier_record import TierRecord
 from ttlcache.telemetry.events import Telemetry
+from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import (
     BlockHolder,
     Decision,
@@ -72,7 +74,7 @@ class Retention:
     num_tenants: Callable[[], int] = lambda: 1
     is_enabled: bool = True
 
-    # --- the four moments ------------------------------------------------
+    # --- the five moments ------------------------------------------------
 
     def retain(
         self,
@@ -165,6 +167,21 @@ class Retention:
         live = (self.pins.get(turn.pin_id) for turn in program.open_turns)
         return [_as_json(pin, now_s) for pin in live if pin is not None]
 
+    def redecide_on_subagent_end(self, child: Program, now_s: float) -> None:
+        """Its parent is about to go on: hold that for as long as a rebuild takes."""
+        if child.parent is None:
+            return
+        for turn in child.parent.open_turns:
+            pin = self.pins.get(turn.pin_id)
+            if pin is None or not is_subagent(turn.gap_key):
+                continue
+            ttl_s = self.costs.recovery_s(turn.context_tokens)
+            ttl_s = min(ttl_s, self.config.max_ttl_s)
+            self.pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
+            self.telemetry.extend(now_s, pin, "sub-agent ended")
+        # Chains of ended sub-agents must not keep each other in memory.
+        child.parent = None
+
     def make_room_for_others(self) -> None:
         """A program came: while its tenant was away, client TTLs may have taken all."""
         if self._client_ttl_excess() > 0:
@@ -236,7 +253,7 @@ class Retention:
             self.memoryfulness.avg_turns,
             self.holder.pressure(),
             now_s,
-            self.tier.source,
+            self.tier.reload_source,
             self.config.demote == "write-through",
             self.tier.keeps,
         )
@@ -305,7 +322,7 @@ class Retention:
             stall_wait_s=min(decision.stall_wait_s, MAX_STALL_WAIT_S),
             min_blocks=math.ceil(min(1.0, decision.min_keep_share) * keep),
             uncontended=decision.uncontended,
-            yields=decision.yields,
+            yields_to_waiting=decision.yields_to_waiting,
         )
 
     def _missing(self, finish: Finish, keep: int) -> int:

@@ -44,8 +44,8 @@ class MemoryArbiter:
     def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
         """Whether a waiting request may take memory now.
 
-        To be asked only while the queue is in this controller's order: in another one a
-        new program at the head would keep those under way waiting behind it.
+        To be asked only while the queue is in this controller's order: in another one
+        the head would keep those behind it from memory that they may take.
 
         Args:
             needed_pool_blocks: beside those that it found cached.

@@ -105,7 +105,7 @@ class RemainingWork:
         if not work.turns & (work.turns - 1):  # a power of two
             left_s = self.left_s(work)
             if left_s is not None:
-                work.forecasts.append((work.prompt_s + work.output_s, left_s))
+                work.forecasts += ((work.prompt_s + work.output_s, left_s),)
 
     def on_program_end(self, work: Work) -> None:
         """The program is over."""

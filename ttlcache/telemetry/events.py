@@ -81,7 +81,7 @@ class Telemetry:
             rule=rule.value,
             relation=continuation.relation.value,
             prompt_tokens=arrival.num_tokens,
-            follows=None if turn is None else turn.token,
+            follows=None if turn is None else turn.gap_id,
             gap_s=None if turn is None else now_s - turn.finish_s,
             context_tokens=None if turn is None else turn.context_tokens,
             reusable_tokens=record.reusable_tokens,
@@ -229,7 +229,7 @@ def _turn_of(record: RequestRecord) -> dict[str, Any]:
 
 def _pin_of(pin: Pin) -> dict[str, Any]:
     program_id = pin.program.program_id
-    return {"program": program_id, "turn": pin.turn.token, "pin": pin.pin_id}
+    return {"program": program_id, "turn": pin.turn.gap_id, "pin": pin.pin_id}
 
 
 def _size_of(pin: Pin) -> dict[str, Any]:

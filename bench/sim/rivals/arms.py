@@ -25,8 +25,8 @@ from bench.sim.rivals.oracle import OraclePolicy
 from bench.sim.rivals.published import ContinuumPublic, ContinuumV1, InferCept
 from ttlcache import policies
 from ttlcache.policies.cachettl import default_ttl_s
-from ttlcache_sim.arms import Arm as BaseArm
-from ttlcache_sim.arms import Extra, spelled_out
+from ttlcache_sim.arm import Arm as BaseArm
+from ttlcache_sim.arm import Extra, spelled_out
 from ttlcache_sim.gates import Gate
 
 if TYPE_CHECKING:  # it imports vLLM, and listing the arms must not

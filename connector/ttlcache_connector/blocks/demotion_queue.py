@@ -1,7 +1,8 @@
 """Turns without a pin above a lower tier: still cached, or waiting for their copy.
 
 Such a turn's time is over, or it was not worth a pin. Its blocks stay cached, as prefix
-cache hits, until memory gets short: most of what returns late returns before that, and
+cache hits, until memory gets short (with `demote: on-expiry` they are copied at once):
+most of what returns late returns before that, and
 is never copied. Then it is copied, and its blocks stay until the tier has references of
 its own on them.
 """
@@ -189,7 +190,7 @@ class DemotionQueue:
 
     # --- turns go --------------------------------------------------------
 
-    def on_settled(self, request_id: str) -> int:
+    def on_releasable(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
         if not self._stores.has_unstored(request_id):
             return self.drop(request_id)

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.vanilla_eviction import VanillaEviction, can_be_hit
+from ttlcache_connector.blocks.counterfactual_lru import CounterfactualLRU, can_be_hit
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -60,13 +60,13 @@ class PinnedBlocks:
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        expired_refs: Mapping[int, int] | None = None,
+        demotion_refs: Mapping[int, int] | None = None,
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
-            expired_refs: references of `DemotionQueue`, by block id, as they change.
+            demotion_refs: references of `DemotionQueue`, by block id, as they change.
         """
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.
@@ -76,11 +76,11 @@ class PinnedBlocks:
         self.held: dict[int, list[KVCacheBlock]] = {}
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
-        self.vanilla_eviction = VanillaEviction(pool)
+        self.counterfactual_lru = CounterfactualLRU(pool)
         # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
         self._evicted_at: dict[int, int] = {}
         self._refs: Counter[int] = Counter()
-        self._expired_refs = {} if expired_refs is None else expired_refs
+        self._demotion_refs = {} if demotion_refs is None else demotion_refs
 
     def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
         """Only blocks with a hash can be hit again; partial ones are left out."""
@@ -105,24 +105,24 @@ class PinnedBlocks:
         self.pool.touch(blocks)
         turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
         self._evicted_at[pin_id] = (
-            self.vanilla_eviction.taken_blocks + ahead + turn_blocks
+            self.counterfactual_lru.taken_blocks + ahead + turn_blocks
         )
         self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
     def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
         blocks = self.held.get(pin_id, [])
-        taken_blocks = self.vanilla_eviction.taken_at_lookup + behind_blocks
+        taken_blocks = self.counterfactual_lru.taken_at_lookup + behind_blocks
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf
         kept = max(left, _count_shared(blocks)) if self.is_divisible else 0
-        self.vanilla_eviction.on_recompute(max(0, len(blocks) - kept))
+        self.counterfactual_lru.on_recompute(max(0, len(blocks) - kept))
         return kept * self._group_block_tokens[0]
 
     def _plain_free_blocks(self) -> int:
         """Blocks that plain vLLM would have free: all that no request references."""
-        ours = len(self._refs) + len(self._expired_refs)
+        ours = len(self._refs) + len(self._demotion_refs)
         free = self.pool.get_num_free_blocks() + ours
         return min(free, usable_blocks(self.pool))
 
@@ -166,7 +166,7 @@ class PinnedBlocks:
             for block in reversed(self.held.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
-                if block.ref_cnt > ours + self._expired_refs.get(block_id, 0):
+                if block.ref_cnt > ours + self._demotion_refs.get(block_id, 0):
                     if self.is_divisible:
                         break  # who uses it uses all that stand before it
                     continue

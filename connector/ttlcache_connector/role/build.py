@@ -16,17 +16,17 @@ from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
-from ttlcache_connector.role.allocation import (
+from ttlcache_connector.role.allocate_slots import (
     AllocationGuard,
     MemoryCallbacks,
     groups_of,
 )
-from ttlcache_connector.role.answers import SchedulerAnswers
 from ttlcache_connector.role.engine_view import EngineView, Prefills
 from ttlcache_connector.role.parts import Parts, SchedulerRole
-from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import RequestEvents
+from ttlcache_connector.role.scheduling import SchedulingCallbacks
 from ttlcache_connector.role.state_files import load_costs, open_telemetry
+from ttlcache_connector.role.status import EngineStatus
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
 from ttlcache_connector.tiers.guarded import GuardedTier
@@ -81,16 +81,16 @@ class SchedulerRoleBuilder:
         """
         parts = self._parts(manager)
         upkeep = Upkeep(parts)
-        reports = Reports(
+        status = EngineStatus(
             parts, upkeep, self._vllm_config.scheduler_config, self._num_groups
         )
         role = SchedulerRole(
             parts,
             RequestEvents(parts, self._reader),
-            StepEvents(parts, upkeep, reports),
-            SchedulerAnswers(parts, upkeep),
+            StepEvents(parts, upkeep, status),
+            SchedulingCallbacks(parts, upkeep),
             upkeep,
-            reports,
+            status,
         )
         AllocationGuard(
             manager, callbacks, parts.engine, parts.prefills, upkeep

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ttlcache_connector.blocks.demoting import DemotingBlocks
     from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.faults import Faults
-    from ttlcache_connector.role.answers import SchedulerAnswers
     from ttlcache_connector.role.engine_view import EngineView, Prefills
-    from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.requests import RequestEvents
+    from ttlcache_connector.role.scheduling import SchedulingCallbacks
+    from ttlcache_connector.role.status import EngineStatus
     from ttlcache_connector.role.steps import StepEvents
     from ttlcache_connector.role.upkeep import Upkeep
     from ttlcache_connector.tiers.guarded import GuardedTier
@@ -56,6 +56,6 @@ class SchedulerRole:
     parts: Parts
     requests: RequestEvents
     steps: StepEvents
-    answers: SchedulerAnswers
+    scheduling: SchedulingCallbacks
     upkeep: Upkeep
-    reports: Reports
+    status: EngineStatus

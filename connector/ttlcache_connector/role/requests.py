@@ -99,14 +99,14 @@ class RequestEvents:
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
         self._local_hits[request.request_id] = hit_tokens
-        self._holder.vanilla_eviction.on_lookup()
+        self._holder.counterfactual_lru.on_lookup()
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
         """Upper bound on the request's tokens that the tier can hold.
 
         If the request continues a pinned turn, this engine has computed nothing beyond
-        it, so it is not looked up. Without a live pin: unknown, infinity.
+        that turn, so a tier need not look further. Without a live pin: infinity.
         """
         record = self._controller.requests.get(request.request_id)
         pin_id = None if record is None else record.pin_id
@@ -179,7 +179,7 @@ class RequestEvents:
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
             holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        holder.vanilla_eviction.on_request_end(block_ids)
+        holder.counterfactual_lru.on_request_end(block_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))

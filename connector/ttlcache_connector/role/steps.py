@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from ttlcache.estimators.step_fit import Step
     from ttlcache_connector.role.parts import Parts
-    from ttlcache_connector.role.reports import Reports
+    from ttlcache_connector.role.status import EngineStatus
     from ttlcache_connector.role.upkeep import Upkeep
     from ttlcache_connector.tiers.base import TierMetadata
 
 
-#: Environment: check reference accounting before every step (slow), for bug reports.
+#: Environment: check reference accounting before every step (slow), for bug status.
 CHECK_INVARIANTS = "TTLCACHE_CHECK_INVARIANTS"
 
 
@@ -32,8 +32,8 @@ class StepEvents:
     """Before a step, its orders, what its workers did, its results; under a foreign
     scheduler as near to that as vLLM calls its connectors."""
 
-    def __init__(self, parts: Parts, upkeep: Upkeep, reports: Reports) -> None:
-        self._parts, self._upkeep, self._reports = parts, upkeep, reports
+    def __init__(self, parts: Parts, upkeep: Upkeep, status: EngineStatus) -> None:
+        self._parts, self._upkeep, self._status = parts, upkeep, status
         self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self.faults = parts.faults
@@ -48,10 +48,12 @@ class StepEvents:
         self.put_back_failed_loads()
         self._holder.wanted_blocks = 0  # known anew when the head fails again
         if self._lower.is_set:
-            self._controller.tier.on_source("cpu" if self._lower.is_up() else None)
+            self._controller.tier.on_reload_source(
+                "cpu" if self._lower.is_up() else None
+            )
             self.apply_tier_events()
         if self._checks_invariants:
-            self._reports.check_invariants()
+            self._status.check_invariants()
         self._controller.tick()
         for request in self._parts.prefills.take_done():
             self._controller.on_prefilled(request.request_id)
@@ -64,7 +66,7 @@ class StepEvents:
     @guarded()
     def before_foreign_step(self) -> None:
         """Per-step work under a scheduler class that is not ours."""
-        self._reports.log_foreign_start()
+        self._status.log_foreign_start()
         self.before_step()
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
@@ -123,8 +125,8 @@ class StepEvents:
             return
         events = lower.call(lower.tier.take_events, TierEvents())
         with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
-            for request_id in events.settled:
-                last.callback(demoting.demotions.on_settled, request_id)
+            for request_id in events.releasable:
+                last.callback(demoting.demotions.on_releasable, request_id)
             for load in events.loaded:
                 self._controller.tier.on_load_finished(
                     load.request_id, load.tokens, load.seconds

@@ -80,13 +80,13 @@ class TierEvents:
 
     loaded: loads that ended.
     demotions: how they ended: "stored", "failed", or "dropped" in part or whole.
-    settled: finished requests whose blocks need not be held for their copy any more:
+    releasable: finished requests whose blocks need not be held for their copy any more:
         the tier has references of its own on what it copies, or does not want it.
     """
 
     loaded: list[Loaded] = field(default_factory=list)
     demotions: list[str] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
+    releasable: list[str] = field(default_factory=list)
 
 
 class Fill(NamedTuple):
@@ -152,8 +152,7 @@ class TierDemotions:
 
         Returns:
             Whether there is something to copy. Its blocks should stay as they are until
-            it is among `TierEvents.settled`; where they do not, as much as is left is
-            copied.
+            it is in `TierEvents.releasable`; where they do not, what is left is copied.
         """
         return False
 
@@ -264,7 +263,9 @@ class Transfers:
 
 
 class WorkerTier:
-    """The half in a worker: moves bytes, never raises into a step, never blocks it.
+    """The half in a worker: moves bytes beside the step.
+
+    What it raises `role.worker` counts; it may wait for milliseconds, in `poll`.
 
     As it is here it moves nothing: `lower_tier: none`.
     """

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ttlcache_sim.arms import Arm
+from ttlcache_sim.arm import Arm
 from ttlcache_sim.estimate.sessions import Sessions
 from ttlcache_sim.load.workload import WorkloadSpec
 from ttlcache_sim.settings import Cell, EngineSetting

@@ -160,7 +160,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(tier=st.sampled_from([None, "cpu"]))
     def tier_comes_or_goes(self, tier):
-        self.engine.controller.tier.on_source(tier)
+        self.engine.controller.tier.on_reload_source(tier)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), chunk_tokens=st.integers(1, 8))

@@ -127,7 +127,7 @@ class CPUDemotions(TierDemotions):
         self._due: dict[str, None] = {}  # in this order
         self.copies: Copies[int, _Store] = Copies(ranks)
         self._orders: dict[int, BlockCopy] = {}
-        self.settled: list[str] = []
+        self.releasable: list[str] = []
         self.outcomes: list[str] = []
 
     def __bool__(self) -> bool:
@@ -185,7 +185,7 @@ class CPUDemotions(TierDemotions):
         while self._due:
             request_id = next(iter(self._due))
             del self._due[request_id]
-            self.settled.append(request_id)
+            self.releasable.append(request_id)
             turn = self._turns.pop(request_id)
             if not is_up:
                 self.outcomes.append("dropped")

@@ -192,7 +192,7 @@ class CPUSchedulerTier(SchedulerTier):
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()
         events.demotions, self.demotions.outcomes = self.demotions.outcomes, []
-        events.settled, self.demotions.settled = self.demotions.settled, []
+        events.releasable, self.demotions.releasable = self.demotions.releasable, []
         return events
 
     def fill(self) -> Fill:

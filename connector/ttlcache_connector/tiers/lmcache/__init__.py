@@ -1,8 +1,9 @@
 """LMCache as the lower tier: CPU memory and disk, through its multiprocess mode.
 
-All that is known about LMCache (0.5.6) is in this folder and in `lmcache_server`, which
-runs in its server. Both halves drive LMCache's own `LMCacheMPConnector`; nothing of it
-is copied. What is changed:
+What vLLM's side knows about LMCache (0.5.6) is in this folder, what runs in its server
+in `lmcache_server`; the names that LMCache keeps private are in
+`ttlcache_lmcache.internals`. Both halves drive LMCache's own
+`LMCacheMPConnector`; nothing of it is copied. What is changed:
 
 - *what* is stored *when*: its lazy offload asks our `StoreQueue`, not its own
   policies (`LazyOffloadManager._policy`);

@@ -143,7 +143,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
 
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()
-        events.settled = self._queue.take_settled()
+        events.releasable = self._queue.take_releasable()
         return events
 
     def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:

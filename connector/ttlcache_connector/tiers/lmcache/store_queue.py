@@ -37,7 +37,7 @@ class StoreQueue(OffloadPolicy):
         self._due: dict[str, None] = {}  # in this order
         self._broken: set[str] = set()
         self._emptied: list[str] = []
-        self._settled: list[str] = []  # handed to LMCache since `take_settled`
+        self._releasable: list[str] = []  # handed to LMCache since `take_releasable`
 
     # what LMCache calls
 
@@ -66,7 +66,7 @@ class StoreQueue(OffloadPolicy):
             ops = self._pending.pop(request_id)
             chunks = [chunk for op in ops for chunk in self._chunks(*op)]
             drain.items.append(PendingStoreItem(request_id, chunks))
-            self._settled.append(request_id)
+            self._releasable.append(request_id)
             drain.emptied_request_ids.append(request_id)
         return drain
 
@@ -99,10 +99,10 @@ class StoreQueue(OffloadPolicy):
         self._due.setdefault(request_id)
         return True
 
-    def take_settled(self) -> list[str]:
-        """As `TierEvents.settled`, since the last call."""
-        settled, self._settled = self._settled, []
-        return settled
+    def take_releasable(self) -> list[str]:
+        """As `TierEvents.releasable`, since the last call."""
+        releasable, self._releasable = self._releasable, []
+        return releasable
 
     def drop(self, request_id: str) -> None:
         """As `TierDemotions.drop`."""

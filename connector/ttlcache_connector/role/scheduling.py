@@ -1,4 +1,4 @@
-"""What a scheduler asks: the order of its queue, and who may take memory from whom."""
+"""What vLLM's scheduler asks: its queue's order, and who may take whose memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.upkeep import Upkeep
 
 
-class SchedulerAnswers:
+class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
@@ -53,7 +53,7 @@ class SchedulerAnswers:
         controller = self._controller
         # Where tenants share, or clients say who goes first, a flood must not.
         may_learn = (
-            controller.tier.source is not None
+            controller.tier.reload_source is not None
             and self._engine.by_program
             and controller.retention.num_tenants() <= 1
         )

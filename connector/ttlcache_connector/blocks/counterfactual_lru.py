@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-class VanillaEviction:
+class CounterfactualLRU:
     """The queue of free blocks as it would be if nothing was pinned, as one count."""
 
     def __init__(self, pool: BlockPool) -> None:

@@ -1,4 +1,4 @@
-"""What is told of the role: its log line, its numbers, answers to orders."""
+"""The log line at start, `/metrics` and `/ttlcache/…`: what operators see of a role."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GAUGE_INTERVAL_S = 1.0
 EVENT_INTERVAL_S = 0.1
 
 
-class Reports:
-    """Of one engine, to its log, to /metrics and to /ttlcache/…"""
+class EngineStatus:
+    """Of one engine."""
 
     def __init__(
         self, parts: Parts, upkeep: Upkeep, scheduler_config: Any, num_groups: int

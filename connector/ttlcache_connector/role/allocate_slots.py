@@ -1,4 +1,5 @@
-"""The one place where memory pressure shows: `allocate_slots` returning None.
+"""`KVCacheManager.allocate_slots`, wrapped: it holds newcomers back, and where it gives
+None the connector's `eviction` callback (`role.scheduling`) makes pins give way.
 
 The bound KV cache manager's method is wrapped, not vLLM's class: it covers
 running and waiting requests, our scheduler and foreign ones.
@@ -50,7 +51,7 @@ def groups_of(manager: KVCacheManager) -> list[Group]:
 
 
 class MemoryCallbacks(Protocol):
-    """Who gets memory, and whose pins give it; `TTLConnector` tells."""
+    """`TTLConnector.admission` and `.eviction`: `SchedulingCallbacks` answers them."""
 
     def admission(self, request: Request, needed_blocks: int) -> Admission: ...
 

@@ -1,4 +1,4 @@
-"""What is compared: vLLM alone, or with TTLConnector and TTLScheduler."""
+"""An arm of the simulator: vLLM alone, or with TTLConnector and TTLScheduler."""
 
 from __future__ import annotations
 
