@@ -269,7 +269,7 @@ def _check_references(engine: FakeEngine) -> None:
 
 def _check_orders(controller: Controller) -> None:
     pins = list(controller.pins)
-    victims = list(controller.pins.victims())
+    victims = list(controller.pins.in_eviction_order())
     assert len(victims) == len(pins)
     assert set(victims) == set(pins)
     assert [pin.has_claimant for pin in victims] == sorted(

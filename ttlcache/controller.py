@@ -27,17 +27,17 @@ from ttlcache.estimators.step_fit import Step
 from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.programs.continuation import relate
 from ttlcache.programs.divergence import compare
+from ttlcache.programs.fair_queueing import Quantum
 from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
-from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.prompt_end import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
+from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.shadow import ShadowHolder
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import MemoryArbiter
@@ -95,7 +95,7 @@ class Controller:
         self.pins = PinTable()
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
-        self.tier = TierRecord(
+        self.tier = LowerTierStats(
             config.lower_tier, self.requests, self.costs, self.telemetry
         )
         wait_bound = WaitBound(max_wait_in_force(config), self.tier)

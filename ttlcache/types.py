@@ -65,9 +65,10 @@ UNKNOWN_GAP = GapKey("unknown")
 
 
 class PinOutcome(StrEnum):
-    """How a pin ended. Every pin ends exactly once, with exactly one of these.
+    """How a pin ended: every pin once, with one of these.
 
-    Past its deadline: EXPIRED or NO_RETURN is known when the next turn comes, or none.
+    One that passed its deadline ends as EXPIRED, and is counted when its next turn
+    comes; if none does, as NO_RETURN.
     """
 
     CLAIMED = "claimed"  # the next turn arrived and took over the blocks

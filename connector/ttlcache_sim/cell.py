@@ -47,9 +47,8 @@ def run_cell(cell: Cell, workload: Workload | None = None) -> CellResult:
     with no_gc(), use_clock(clock), link.use_tiers(store):
         scheduler, connector = new_engine(engine_spec(cell, workload))
         if store is not None and connector is not None:
-            controller_of(connector).tier.on_reload_source(
-                "cpu"
-            )  # there is no disk without
+            # There is no disk without host memory above it.
+            controller_of(connector).tier.on_reload_source("cpu")
         Simulation(
             scheduler,
             clock,

@@ -1,7 +1,7 @@
-"""What stands between clients and engine: lets turns through, or holds them.
+"""What an arm puts between clients and engine: lets turns through, or holds them.
 
-ThunderAgent is a proxy, MORI a router: both see programs, not blocks. `Gate` itself is
-what everybody else has.
+ThunderAgent is a proxy, MORI a router: both see programs, not blocks. An arm that
+needs the engine itself, to sort its queue or choose victims, changes it here, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def controller_of(connector: TTLConnector | None) -> Controller:
 class Gate:
     """Told of every turn; every method returns the agents that may go on now.
 
-    This one lets everybody through at once.
+    This one lets every turn through at once.
     """
 
     def arrive(self, agent: Agent, now_s: float) -> list[Agent]:
@@ -40,9 +40,9 @@ class Gate:
         return []
 
     def next_s(self) -> float | None:
-        """When the gate wants to be asked again, None if nobody waits there."""
+        """When a simulation without steps has to call `tick`, None for never."""
         return None
 
     def next_tick_s(self) -> float | None:
-        """When `tick` will do something, None for never."""
+        """Until when a run of equal steps may skip `tick`, None for always."""
         return None

@@ -9,9 +9,9 @@ import pytest
 
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock
+from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program, Turn
-from ttlcache.programs.places import Place
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import GapKey, PinOutcome, ReleaseMode
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.demotion_queue import COPY_WAIT_S, DemotionQueue

@@ -5,8 +5,8 @@ from collections import Counter
 from tests.fake_engine import FakeEngine
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
+from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program
-from ttlcache.programs.places import Place
 from ttlcache.types import PinOutcome
 
 TTL_S = 10.0

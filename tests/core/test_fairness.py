@@ -7,7 +7,7 @@ import pytest
 from tests.core import stories
 from tests.core.stories import token_engine
 from ttlcache.programs import places
-from ttlcache.programs.places import MIN_ENDED, Place, PlaceNumbers, Quantum
+from ttlcache.programs.fair_queueing import MIN_ENDED, Place, PlaceNumbers, Quantum
 from ttlcache.types import Urgency
 
 QUANTUM = 3

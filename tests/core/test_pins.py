@@ -2,7 +2,7 @@ import math
 
 from tests.core.stories import make_program
 from ttlcache.programs.model import Turn
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import GapKey
 
 
@@ -41,11 +41,11 @@ def test_an_awaited_pin_does_not_expire_until_nobody_waits():
 def test_victims_are_the_latest_programs_first_and_awaited_pins_last():
     pins, old, young = PinTable(), make_program(1), make_program(2)
     of_old, first, second = add(pins, old), add(pins, young), add(pins, young)
-    assert list(pins.victims()) == [second, first, of_old]
+    assert list(pins.in_eviction_order()) == [second, first, of_old]
     pins.add_claimant(second, "r")
-    assert list(pins.victims()) == [first, of_old, second]
+    assert list(pins.in_eviction_order()) == [first, of_old, second]
     pins.remove_claimant(second, "r")
-    assert list(pins.victims()) == [second, first, of_old]
+    assert list(pins.in_eviction_order()) == [second, first, of_old]
 
 
 def test_a_lower_class_goes_before_a_higher_one():
@@ -55,11 +55,11 @@ def test_a_lower_class_goes_before_a_higher_one():
     normal = add(pins, make_program(2))
     # The class is that of the turn: no pin is lost when its program changes it.
     low.program.priority_class = 5
-    assert list(pins.victims()) == [low, normal, high]
+    assert list(pins.in_eviction_order()) == [low, normal, high]
     pins.add_claimant(low, "r")
     pins.remove_claimant(low, "r")
     pins.remove(low)
-    assert list(pins.victims()) == [normal, high]
+    assert list(pins.in_eviction_order()) == [normal, high]
 
 
 def test_a_share_is_an_equal_part_for_who_has_nothing_yet_too():

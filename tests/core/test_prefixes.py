@@ -1,8 +1,8 @@
 import pytest
 
 from tests.fake_engine import chain_hashes
+from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program
-from ttlcache.programs.places import Place
 from ttlcache.programs.prefix_index import PrefixIndex
 
 BLOCK = 4

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ttlcache.programs.places import Place
+from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.prompt_end import PromptEnd
 from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 

@@ -11,8 +11,8 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
+from ttlcache.programs.fair_queueing import Place, PlaceNumbers
 from ttlcache.programs.model import ANONYMOUS_ID, ENGINE_KEYS, Program, ProgramKey
-from ttlcache.programs.places import Place, PlaceNumbers
 
 #: Longest client string kept as it is; of a longer one only a digest is.
 MAX_KEY_CHARS = 256

@@ -25,7 +25,7 @@ from ttlcache.programs.model import (
     Turn,
 )
 from ttlcache.programs.prompt_end import PromptEnd
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.base import combine
 from ttlcache.toolcalls.tool_names import key_for_name

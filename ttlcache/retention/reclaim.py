@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Pin, Program
 from ttlcache.retention.open_turns import OpenTurns
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import BlockHolder, PinOutcome, Rank, ReleaseMode, Urgency
 
 Eligible = Callable[[Pin], bool]
@@ -35,8 +35,7 @@ _BEHIND_ALL: Rank = (sys.maxsize,)
 
 @dataclass(slots=True)
 class Reclaimer:
-    """Takes memory back from pins: the order is `PinTable.victims`, of one pin the
-    tail goes first.
+    """Takes memory back from pins: in `PinTable`'s order, of one pin the tail first.
 
     A waiting request may take pins of a larger rank, those past their policy's
     deadline, of tenants over their share, and those that yield; a running one any.
@@ -128,11 +127,13 @@ class Reclaimer:
             )
 
         if not some_help:
-            offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
+            offered = sum(
+                p.kv_blocks for p in self.pins.in_eviction_order() if eligible(p)
+            )
             if offered < blocks:
                 return
         left = self.pins.kv_blocks - blocks
-        for pin in self.pins.victims():
+        for pin in self.pins.in_eviction_order():
             if self.pins.kv_blocks <= left:
                 return
             if eligible(pin):
@@ -145,7 +146,7 @@ class Reclaimer:
         One of them may cross the line, as when they are granted.
         """
         now_s = self.clock.now_s()
-        for pin in self.pins.victims():
+        for pin in self.pins.in_eviction_order():
             if self.pins.client_ttl_blocks <= most_blocks:
                 return
             needless = self.pins.client_ttl_blocks - pin.kv_blocks >= most_blocks
@@ -210,7 +211,7 @@ class Reclaimer:
     def _if_it_helps(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         """Take pins only if they can be enough: anything less would be waste."""
         offered = 0
-        for pin in self.pins.victims():
+        for pin in self.pins.in_eviction_order():
             if eligible(pin):
                 offered += pin.kv_blocks
                 if offered >= needed:
@@ -219,7 +220,7 @@ class Reclaimer:
             return 0
         # Many pins may hold the same prompt, and running requests use it. Asked last:
         # the holder walks over blocks.
-        pin_ids = (pin.pin_id for pin in self.pins.victims() if eligible(pin))
+        pin_ids = (pin.pin_id for pin in self.pins.in_eviction_order() if eligible(pin))
         if self.holder.count_freeable(pin_ids, needed) < needed:
             return 0
         return self._take(needed, eligible, mode)
@@ -285,7 +286,7 @@ class Reclaimer:
 
     def _take_round(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         freed = 0
-        for pin in self.pins.victims():
+        for pin in self.pins.in_eviction_order():
             if freed >= needed:
                 break
             if eligible(pin):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from ttlcache.programs.model import Pin, RequestRecord
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import BlockHolder, PinOutcome, Pressure, ReleaseMode, Shrunk
 
 

@@ -20,9 +20,9 @@ from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.lower_tier_stats import LowerTierStats
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import (
@@ -66,7 +66,7 @@ class Retention:
     gaps: GapHistory
     costs: CostModel
     memoryfulness: Memoryfulness
-    tier: TierRecord
+    tier: LowerTierStats
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer

@@ -36,7 +36,7 @@ class AdmissionControl:
 
     @property
     def reserved_pool_blocks(self) -> float:
-        """Free blocks that new programs leave to those under way."""
+        """Blocks that programs under way are expected to need still."""
         return 0.0
 
     def on_context(self, program: Program, context_blocks: float) -> None:

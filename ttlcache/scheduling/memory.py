@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
+from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder
@@ -39,7 +39,7 @@ class MemoryArbiter:
     open_turns: OpenTurns
     retention: Retention
     reclaimer: Reclaimer
-    tier: TierRecord
+    tier: LowerTierStats
 
     def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
         """Whether a waiting request may take memory now.
@@ -115,7 +115,7 @@ class MemoryArbiter:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self.open_turns.end_pin(pin, PinOutcome.RESET)
-        self.tier.on_new_generation()  # what had not gone down yet never will
+        self.tier.on_new_generation()  # what was not copied yet never will be
 
     def _missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
         """How many more free pool blocks would let the request start."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ttlcache.programs.continuation import Continuation, Relation
+from ttlcache.programs.fair_queueing import Place, Quantum
 from ttlcache.programs.model import Pin, Program, RequestRecord, Work
-from ttlcache.programs.places import Place, Quantum
 from ttlcache.programs.table import ProgramTable
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.scheduling.wait_bound import WaitBound

@@ -9,9 +9,9 @@ are late for nothing. So there W is learnt:
 
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
 about that in order of arrival: a small multiple of it bounds what the order adds. Where
-more contexts are under way than the tier holds it forgets some (`TierRecord.keeps`):
-then the order by program counts, which keeps their number down. Measured in
-docs/research/tiers-measurements.md.
+more contexts are under way than the tier holds it forgets some
+(`LowerTierStats.keeps`): then the order by program counts, which keeps their number
+down. Measured in docs/research/tiers-measurements.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ttlcache.config import LAST_RESORT_S
 from ttlcache.estimators.survival import SlidingMean
-from ttlcache.retention.tier_record import TierRecord
+from ttlcache.retention.lower_tier_stats import LowerTierStats
 
 #: Of 1.5, 2 and 3 the largest that has turns no slower at p99 than 1.2 times those of
 #: vLLM above the same tier, where a fixed number of agents shares a server.
@@ -39,7 +39,7 @@ class WaitBound:
     """
 
     fixed_s: float | None
-    tier: TierRecord
+    tier: LowerTierStats
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_scheduled(self, wait_s: float) -> None:

@@ -65,8 +65,8 @@ GAUGES: dict[str, str] = {
     "programs_active": "Programs in the table.",
     "waiting_programs": "Programs of which a request waits for its memory.",
     "growth_blocks": (
-        "KV blocks that new programs leave free (half of the pool at most): the part "
-        "that counts of what programs under way will still need."
+        "KV blocks that programs under way are expected to need still: a new program "
+        "leaves them free, half of the pool at most."
     ),
     "lower_tier_kept_share": (
         "Of tokens lost to the lower tier that turns came back to, the share it had."

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ttlcache.clock import default_clock
-from ttlcache.retention.pins import PinTable
+from ttlcache.retention.pin_table import PinTable
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate, controller_of
 from ttlcache_sim.load.agents import Agent

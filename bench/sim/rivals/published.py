@@ -32,7 +32,7 @@ class ContinuumPublicOptions(PolicyOptions):
 class ContinuumPublic(Policy):
     """The rule of the authors' published code, not of their paper.
 
-    Source: the analysis of vllm-continuum (paper/004 §5.3): a tool whose mean gap is at
+    Source: vllm-continuum, the code of arXiv 2511.02230: a tool whose mean gap is at
     most 2.0 s is pinned for 2.0 s, a slower one is not, an unknown one counts as 0 s,
     and a turn without a tool call is not pinned. Continuum v1 §4.5 describes the same
     rule with two thresholds, which are options here.
@@ -131,7 +131,7 @@ class InferCeptOptions(PolicyOptions):
 class InferCept(Policy):
     """InferCept: keep, swap or discard an interrupted request by least waste.
 
-    Source: arXiv 2402.01869 §4 (formulae in RIVALS.md §4.2). In token-seconds, for a
+    Source: arXiv 2402.01869 §4 (its formulae). In token-seconds, for a
     context of C tokens while C_other tokens of others run:
 
         preserve = T_int * C

@@ -1,6 +1,7 @@
 """Turns without a pin above a lower tier: still cached, or waiting for their copy.
 
-Such a turn's time is over, or it was not worth a pin. Its blocks stay cached, as prefix
+Such a turn's pin is over, by its deadline or for a waiting request, or it was not worth
+one. Its blocks stay cached, as prefix
 cache hits, until memory gets short (with `demote: on-expiry` they are copied at once):
 most of what returns late returns before that, and
 is never copied. Then it is copied, and its blocks stay until the tier has references of
@@ -83,7 +84,7 @@ class CachedTurns:
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy that was ordered and has not begun.
+    """A copy that the tier was told of and has not ordered yet.
 
     due_s: when a waiting request may take the blocks all the same.
     """
@@ -161,7 +162,7 @@ class DemotionQueue:
         return 0
 
     def copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
-        """Copy a turn; `blocks`, whose references are ours now, stay until it begins.
+        """Copy a turn; `blocks`, whose references are ours now, stay until the order.
 
         Returns:
             Blocks that are free, or will be soon.
@@ -172,7 +173,7 @@ class DemotionQueue:
         return alone
 
     def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
-        """Begin the copy, keep the blocks for it; returns those that became free."""
+        """Tell the tier, keep the blocks for it; returns those that became free."""
         try:
             is_copied = self._stores.demote(request_id)
         except Exception:

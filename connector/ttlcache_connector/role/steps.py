@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ttlcache_connector.tiers.base import TierMetadata
 
 
-#: Environment: check reference accounting before every step (slow), for bug status.
+#: Environment: check reference accounting before every step (slow), for bug reports.
 CHECK_INVARIANTS = "TTLCACHE_CHECK_INVARIANTS"
 
 

@@ -74,7 +74,7 @@ class Copies(dict[K, C]):
 
 @dataclass(slots=True)
 class _Turn:
-    """A finished request that may go down.
+    """A finished request that may be demoted.
 
     sources: block and content; one that others have overwritten has another content.
     """

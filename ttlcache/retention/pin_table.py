@@ -28,7 +28,7 @@ class PinTable:
     """All live pins. O(log n) per operation, amortised, but for one memmove.
 
     Whether a request waits to claim it changes with every turn, so that moves a pin in
-    neither order: `expired` and `victims` look at the pin itself.
+    neither order: `expired` and `in_eviction_order` look at the pin itself.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class PinTable:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def victims(self) -> Iterator[Pin]:
+    def in_eviction_order(self) -> Iterator[Pin]:
         """Pins in the order in which memory pressure takes them.
 
         A pin whose next turn already waits in the queue is about to pay off, so it

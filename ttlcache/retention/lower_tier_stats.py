@@ -14,13 +14,13 @@ KEPT_SHARE = 0.95
 
 
 @dataclass(slots=True)
-class TierRecord:
-    """Where the KV of turns goes that GPU memory gives up.
+class LowerTierStats:
+    """Of the tier that gets what GPU memory gives up; what is there, the tier knows.
 
     name: the tier's in metrics: `lower_tier`.
     requests: those between arrival and finish.
     reload_source: under which the cost model learns its reloads, None while it is away.
-    generation: counts up when what went there before need not be there any more,
+    generation: counts up when what was copied there need not be there any more,
         though the tier has room: it was away, or everything was reset.
     """
 
@@ -45,7 +45,7 @@ class TierRecord:
         self.reload_source = source
 
     def on_new_generation(self) -> None:
-        """Whatever went down before need not be there: it was away, or was reset."""
+        """What was copied there need not be there: it was away, or was reset."""
         self.generation += 1
 
     def on_lookup(self, request_id: str, chunk_tokens: int = 1) -> None:
@@ -79,7 +79,7 @@ class TierRecord:
     # --- what the controller says -----------------------------------------
 
     def on_turn_end(self, turn: Turn) -> None:
-        """From now on the turn may go down."""
+        """From now on the turn may be copied there."""
         if self.reload_source is not None:
             turn.tier_generation = self.generation
 

@@ -75,7 +75,7 @@ class Place:
         return not self.is_used_up and self.served_s - self.quantum_from_s >= quantum_s
 
     def move_back(self, seq: int) -> None:
-        """Stand behind every request that has come so far."""
+        """Its quantum is used up; `seq` is a new place's, see `PlaceNumbers.next`."""
         self.seq = seq
         self.quantum_from_s = math.inf
 
