@@ -43,14 +43,14 @@ def test_vllms_own_load_generator_runs_to_its_end(tmp_path, tiny_model):
     place = tmp_path / "vllm-bench"
     told = result_in(place)
     assert told["problems"] == []
-    ((vanilla, ours),) = (each.values() for each in told["rounds"])
-    trace = place / "round-0" / "vanilla" / "trace.jsonl"
+    ((base, ours),) = (each.values() for each in told["rounds"])
+    trace = place / "round-0" / "base" / "trace.jsonl"
     requests = len(trace.read_text().splitlines())
-    for run in (vanilla, ours):
+    for run in (base, ours):
         assert run["exit_status"] == 0
         assert run["metrics"]["completed"] == requests > 4
         assert run["metrics"]["failed"] == 0
-    assert vanilla["engine"]["pins"] == {}
+    assert base["engine"]["pins"] == {}
     assert ours["engine"]["pins"]["claimed"] > 0  # found without any hint
     assert "mean_ttft_ms" in printed
 
