@@ -78,6 +78,17 @@ def test_a_head_that_changes_each_turn_is_told_from_the_second_time_on(agent):
     assert agent.counted == {"head": 3}
 
 
+def test_lines_that_are_appended_to_the_head_each_turn_are_the_head():
+    """Each fills more than a block, behind all of the system text."""
+    agent = Agent(KEPT)
+    for each in range(8):
+        agent.turn()
+        agent.grow()
+        place = len(SYSTEM) + 5 * each
+        agent.context[place:place] = [9000 + each] * 5
+    assert agent.counted == {"head": 6}
+
+
 def test_a_head_that_differs_in_its_first_token_is_told_too(agent):
     for number in range(4):
         agent.turn([7000 + number, *agent.context])

@@ -18,6 +18,8 @@ from ttlcache.types import Arrival, Finish
 #: The end of a prompt may differ without the client's doing: the template's generation
 #: prompt, and tokens that merge with what follows.
 _SLACK_BLOCKS = 2
+#: A head to which each turn appends a line grows by no more than this.
+_REMINDER_BLOCKS = 3
 _LENGTHS = struct.Struct("<II")
 _MARK_BYTES = 4
 
@@ -137,12 +139,14 @@ def compare(
     if cause is None:
         return _ASIDE
     is_sure = program.strayed or not cause.is_early
-    if cause is Cause.HEAD and not is_sure:
-        if shared < head_tokens // block_tokens // 2:
+    if cause is Cause.HEAD:
+        if shared >= head_tokens // block_tokens // 2:
+            if last.hashes:
+                # Is it about this place the next time, or one that moves on?
+                place = shared + _SLACK_BLOCKS + 1 + _REMINDER_BLOCKS
+                head_tokens = place * block_tokens
+        elif not is_sure:
             head_tokens = num_tokens  # maybe another conversation's first prompt
-        elif last.hashes:
-            # Is it this place again the next time, or one that moves on?
-            head_tokens = (shared + _SLACK_BLOCKS + 1) * block_tokens
     program.strayed = cause.is_early
     at_tokens = shared * block_tokens
     found = Divergence(cause, at_tokens, last.context_tokens, is_sure)
