@@ -185,7 +185,7 @@ class Reclaimer:
         if program is None:
             return 0
         cap, now_s = self._cap(), self.clock.now_s()
-        # Time alone ends policy TTLs, so this is remembered for a second.
+        # Else policy TTLs that end change the answer: it is asked anew each second.
         asked = (
             *(program.tenant, rank, own_pin_id),
             *(needed, self.pins.version, int(now_s)),

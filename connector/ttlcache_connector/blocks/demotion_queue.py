@@ -353,7 +353,7 @@ class DemotionQueue:
 def room_blocks(
     pool_blocks: int, step_tokens: int, group_block_tokens: Sequence[int]
 ) -> int:
-    """Blocks to keep free of cached turns: what one step may allocate at most.
+    """Blocks to keep free of cached turns: what the prefill of one step may take.
 
     step_tokens: vLLM's `max_num_batched_tokens`.
     """

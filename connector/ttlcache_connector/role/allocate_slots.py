@@ -175,7 +175,7 @@ class AllocationGuard:
         ask, needed = self._callbacks, int(sum(sizes))
         if ask.admission(request, needed) is Admission.ADMIT:
             return False
-        # It waits for memory as others do: what holds that has its price.
+        # Pins that have no right to stay give way for it, too.
         if not ask.eviction(needed, request, Urgency.HELD_BACK):
             return True
         return ask.admission(request, needed) is Admission.WAIT

@@ -89,7 +89,7 @@ class SchedulingCallbacks:
             memory.on_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
-            if urgency is not Urgency.STALLED:  # that one has patience of its own
+            if urgency is not Urgency.STALLED:  # a stall ends by `_reclaim`
                 freed = memory.redecide_uncontended()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(

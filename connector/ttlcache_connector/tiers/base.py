@@ -117,7 +117,7 @@ def turn_end(
 ) -> TurnEnd:
     """What a tier may know of a finished request's turn.
 
-    decision: None where nothing was decided, as for an aborted request.
+    decision: None where nothing was decided, as while retention is off.
     """
     program = record.program
     name = program_name(program)
@@ -287,7 +287,8 @@ class WorkerTier:
         """Start the loads of this step."""
 
     def save(self, metadata: TierMetadata) -> None:
-        """Start the copies of this step: what the forward pass wrote is ordered."""
+        """Start the copies of this step, unless they were started before its forward
+        pass (`stores_before_forward`)."""
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call."""
