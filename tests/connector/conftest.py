@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging_if_needed
 
 from tests.connector.fake_tier import FakeTier
 from tests.connector.injection import InjectedError
@@ -140,6 +142,8 @@ def tier(monkeypatch: pytest.MonkeyPatch) -> FakeTier:
 @pytest.fixture
 def our_log() -> Iterator[list[str]]:
     """Messages that our loggers emitted."""
+    # A process's first engine does it, and would drop our handler.
+    configure_logging_if_needed(LoggingConfig())
     messages: list[str] = []
 
     class Collect(logging.Handler):

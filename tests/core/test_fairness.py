@@ -6,7 +6,7 @@ import pytest
 
 from tests.core import stories
 from tests.core.stories import token_engine
-from ttlcache.programs import places
+from ttlcache.programs import fair_queueing
 from ttlcache.programs.fair_queueing import MIN_ENDED, Place, PlaceNumbers, Quantum
 from ttlcache.types import Urgency
 
@@ -69,9 +69,9 @@ def test_a_tenant_gains_nothing_for_having_been_away():
 
 def test_tenants_without_number_leave_memory_bounded():
     numbers = PlaceNumbers()
-    for tenant in range(3 * places.MAX_TENANTS):
+    for tenant in range(3 * fair_queueing.MAX_TENANTS):
         numbers.next(str(tenant))
-    assert len(numbers._last) == places.MAX_TENANTS
+    assert len(numbers._last) == fair_queueing.MAX_TENANTS
 
 
 # --- the quantum -----------------------------------------------------------------
@@ -80,10 +80,13 @@ def test_tenants_without_number_leave_memory_bounded():
 @pytest.mark.parametrize(
     ("served_s", "expected_s"),
     [
-        (3.0, places.LEAST_TURNS),
-        (20.0, places.PROGRAMS_PER_QUANTUM * 20.0),
+        (3.0, fair_queueing.LEAST_TURNS),
+        (20.0, fair_queueing.PROGRAMS_PER_QUANTUM * 20.0),
         # One that never ended makes no rule.
-        (10.0 * places.MOST_TURNS, places.PROGRAMS_PER_QUANTUM * places.MOST_TURNS),
+        (
+            10.0 * fair_queueing.MOST_TURNS,
+            fair_queueing.PROGRAMS_PER_QUANTUM * fair_queueing.MOST_TURNS,
+        ),
     ],
 )
 def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
@@ -92,9 +95,9 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     quantum.on_turn(1.0)
     for _ in range(MIN_ENDED - 1):
         quantum.on_program_end(Place(1, turns=2, served_s=served_s))
-    assert quantum.seconds == places.LEAST_TURNS  # too few
+    assert quantum.seconds == fair_queueing.LEAST_TURNS  # too few
     quantum.on_program_end(Place(1, turns=1, served_s=served_s))  # one-shot
-    assert quantum.seconds == places.LEAST_TURNS
+    assert quantum.seconds == fair_queueing.LEAST_TURNS
     quantum.on_program_end(Place(1, turns=2, served_s=served_s))
     assert quantum.seconds == expected_s
 
@@ -106,7 +109,7 @@ def test_the_quantum_can_be_watched():
         serve_turns(engine, label, 20)
         engine.end(label)
     told_s = engine.controller.gauges()["seniority_quantum_seconds"]
-    assert told_s == places.PROGRAMS_PER_QUANTUM * 20.0
+    assert told_s == fair_queueing.PROGRAMS_PER_QUANTUM * 20.0
 
 
 # --- places of contexts ----------------------------------------------------------
