@@ -44,7 +44,7 @@ def _step(name: str, boxes: str, what: str) -> Step:
 
 STEPS = (
     _step(
-        "on arrival",
+        "arrive",
         "http connector role .controller .programs",
         "find the program and the turn that it continues",
     ),
@@ -59,7 +59,7 @@ STEPS = (
         "no free block: pins give way",
     ),
     _step(
-        "on finish",
+        "finish",
         "connector role engine .toolcalls .controller",
         "which tool runs next",
     ),

@@ -72,14 +72,14 @@ class OneCopy(Arm):
 class EngineArm(Arm):
     """Our engines, as the lower tiers have them."""
 
-    def __init__(self, name: str, lanes: CopyEngines) -> None:
-        self.name, self._lanes = name, lanes
+    def __init__(self, name: str, engines: CopyEngines) -> None:
+        self.name, self._engines = name, engines
         self._host = 0
 
     def prepare(self, memory: CellMemory) -> None:
-        self._lanes.forget_host(self._host)  # the last cell's is freed by now
+        self._engines.forget_host(self._host)  # the last cell's is freed by now
         self._host = memory.host.data_ptr()
-        self._lanes.add_host(self._host, memory.host.numel(), is_pinned=True)
+        self._engines.add_host(self._host, memory.host.numel(), is_pinned=True)
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
         self._submit(memory, direction, part)
@@ -94,10 +94,10 @@ class EngineArm(Arm):
 
     def _submit(self, memory: CellMemory, direction: Direction, part: int) -> None:
         plan = plan_of(memory, direction, part)
-        self._lanes.engine(direction).submit(plan)
+        self._engines.engine(direction).submit(plan)
 
     def _end(self, direction: Direction) -> None:
-        engine = self._lanes.engine(direction)
+        engine = self._engines.engine(direction)
         if not engine.flush(WAIT_S):
             raise TransferError(f"{self.name}: not done within {WAIT_S} s")
         for outcome in engine.poll():
@@ -105,7 +105,7 @@ class EngineArm(Arm):
                 raise TransferError(f"{self.name}: {outcome.detail}")
 
     def close(self) -> None:
-        self._lanes.close()
+        self._engines.close()
 
 
 def make_arms(
@@ -135,7 +135,7 @@ def _engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
         if method.runs_on(runtime):
             pinned = HostRanges(runtime)
             one, other = (CupyEngine(runtime, pinned, None, method) for _ in Direction)
-            lanes = CopyEngines(one, other, pinned)
-            arms.append(EngineArm(f"cupy {method.value}", lanes))
+            engines = CopyEngines(one, other, pinned)
+            arms.append(EngineArm(f"cupy {method.value}", engines))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"

@@ -120,19 +120,19 @@ def transfer(layout: BlockLayout, *ways: Direction) -> Transfer:
     pinned.adopt(HOST, NUM_BYTES)
     host = SimpleNamespace(data_ptr=lambda: HOST, stride=lambda _: NUM_BYTES // BLOCKS)
     blocks = BlockCopy(list(range(0, 2 * BLOCKS, 2)), list(range(BLOCKS)))
-    lanes = [
+    queues = [
         CopyQueue(way, CupyEngine(runtime, pinned), MetricsBuffer()) for way in ways
     ]
     asked_s = began_s = time.perf_counter()
-    for lane in lanes:
+    for queue in queues:
         asked_s = time.perf_counter()
-        lane.submit("turn", blocks, layout, cast(Any, host), None)
+        queue.submit("turn", blocks, layout, cast(Any, host), None)
     submit_s = time.perf_counter() - asked_s
-    for lane in lanes:
-        assert lane.engine.flush(WAIT_S)
-        ((_, seconds),) = lane.poll()
+    for queue in queues:
+        assert queue.engine.flush(WAIT_S)
+        ((_, seconds),) = queue.poll()
         assert seconds is not None
-        lane.engine.close()
+        queue.engine.close()
     took_s = max(link.last_s.values()) - began_s
     busy = len(ways) * NUM_BYTES / LINK_BYTES_PER_S / took_s
     return Transfer(busy, submit_s, link.first_s[ways[-1]] - asked_s)

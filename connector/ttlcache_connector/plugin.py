@@ -1,7 +1,7 @@
 """Entry point `vllm.general_plugins`: makes `TTLConnector` a name vLLM knows.
 
-It runs in every vLLM process of every user who has this package installed, so
-it imports little: it registers the name, and wraps `EngineArgs.create_engine_config`,
+It runs in every vLLM process of every user who has this package installed, so it
+imports little: it registers the name, and wraps `EngineArgs.create_engine_config`,
 which goes on as before for servers that do not name our connector.
 """
 

@@ -77,7 +77,7 @@ def expire(engine: Worker) -> None:
     engine.settle()
 
 
-def lane(engine: Worker, name: str) -> Any:
+def queue(engine: Worker, name: str) -> Any:
     return getattr(engine.worker.worker_role.tier, f"_{name}")
 
 
@@ -168,7 +168,7 @@ def test_an_aborted_request_leaves_nothing_locked(below):
 def test_a_copy_that_fails_is_a_prefill(below, monkeypatch, fault):
     engine, context = below()
     if fault == "engine":
-        lane(engine, "loads").engine.close()
+        queue(engine, "loads").engine.close()
     else:
         monkeypatch.setattr(worker, "plan_copies", refuse)
     assert returns(engine, "a", context) == 0
@@ -181,18 +181,18 @@ def refuse(*_: Any, **__: Any) -> None:
 
 
 class BrokenEngine:
-    """Stands before a lane's engine.
+    """Stands before a queue's engine.
 
     Attributes:
         hangs: copies begin only with `mend`.
         raises: name of the method that raises.
     """
 
-    def __init__(self, lane: Any, *, hangs: bool = False, raises: str = "") -> None:
-        self.inner, self.hangs, self.raises = lane.engine, hangs, raises
+    def __init__(self, queue: Any, *, hangs: bool = False, raises: str = "") -> None:
+        self.inner, self.hangs, self.raises = queue.engine, hangs, raises
         self.name, self.waiting = self.inner.name, []
         self._tickets, self._begun = itertools.count(1000), itertools.count(1000)
-        lane.engine = self
+        queue.engine = self
 
     def mend(self) -> None:
         self.hangs, self.raises = False, ""
@@ -226,7 +226,7 @@ def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, impatient):
     engine = make_worker()
     context, other = down(engine, "a", 1), down(engine, "b", 2)
     empty_gpu(engine)
-    broken = BrokenEngine(lane(engine, "loads"), hangs=True)
+    broken = BrokenEngine(queue(engine, "loads"), hangs=True)
     beside = engine.add("c-0", prompt(3, 40), max_tokens=400, hints=hints("c"))
     engine.turn_beside("a-1", [*context, 5], hints=hints("a", last=True))
     assert beside.num_output_tokens > 0
@@ -252,7 +252,7 @@ def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, impatient):
 
 def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, impatient):
     engine = make_worker()
-    broken = BrokenEngine(lane(engine, "stores"), hangs=True)
+    broken = BrokenEngine(queue(engine, "stores"), hangs=True)
     context = engine.turn("a-0", prompt(1, 200), hints=hints("a"))
     time.sleep(0.06)
     step_until(engine, lambda: not lower(engine).is_up())
@@ -271,7 +271,7 @@ def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, impatient):
 @pytest.mark.parametrize("direction", ["stores", "loads"])
 def test_an_engine_that_raises_costs_a_prefill(below, impatient, direction, method):
     engine, context = below()
-    broken = BrokenEngine(lane(engine, direction), raises=method)
+    broken = BrokenEngine(queue(engine, direction), raises=method)
     engine.turn_beside("a-1", [*context, 5], hints=hints("a"))
     assert promoted(engine) == (12 if direction == "stores" or method == "flush" else 0)
     time.sleep(0.06)
@@ -346,7 +346,7 @@ def test_a_step_that_takes_long_is_no_stall(monkeypatch):
 def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
     engine = make_worker()
     context = down(engine, "a", 1)
-    broken = BrokenEngine(lane(engine, "stores"), hangs=True)
+    broken = BrokenEngine(queue(engine, "stores"), hangs=True)
     other = engine.turn("b-0", prompt(2, 200), hints=hints("b"))
     time.sleep(0.06)
     step_until(engine, lambda: bool(broken.waiting))
@@ -362,7 +362,7 @@ def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
 def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(below):
     """vLLM itself resets nothing then: the device may still write to them."""
     engine, context = below()
-    broken = BrokenEngine(lane(engine, "loads"), hangs=True)
+    broken = BrokenEngine(queue(engine, "loads"), hangs=True)
     engine.add("a-1", [*context, 5], hints=hints("a"))
     step_until(engine, lambda: bool(broken.waiting))
     engine.abort("a-1")

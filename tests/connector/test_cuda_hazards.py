@@ -14,7 +14,7 @@ from tests.connector.test_kv_layouts import FULL, fill, one_group, registered
 from tests.connector.test_lower_copiers import (
     HINTS,
     Threaded,
-    lanes_of,
+    engines_of,
     shared_memory_server,
 )
 from tests.transfer.fake_cuda import FakeCuda
@@ -52,7 +52,7 @@ class ThreadedCuda(FakeCuda):
 @pytest.fixture
 def made(monkeypatch):
     cuda = ThreadedCuda(seed=3)
-    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes_of(cuda))
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: engines_of(cuda))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: cuda.activate())
     caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
     pool = fill(caches)

@@ -215,8 +215,8 @@ class SlowEngine(ReferenceEngine):
 def test_a_slow_copy_is_told_when_it_is_over(server, caches, threaded, monkeypatch):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
-    lanes = CopyEngines(engine, ReferenceEngine())
-    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes)
+    engines = CopyEngines(engine, ReferenceEngine())
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: engines)
     fill(caches)
     assert threaded().store(caches)
     assert engine.waits == [False, False, False, True]
@@ -242,7 +242,7 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, th
     assert seen == [False, False]
 
 
-def lanes_of(cuda: FakeCuda) -> CopyEngines:
+def engines_of(cuda: FakeCuda) -> CopyEngines:
     pinned = HostRanges(cuda)
     return CopyEngines(CupyEngine(cuda, pinned), CupyEngine(cuda, pinned), pinned)
 
@@ -250,7 +250,7 @@ def lanes_of(cuda: FakeCuda) -> CopyEngines:
 def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
     """By a device that takes copies to and from unpinned memory for faults."""
     cuda = FakeCuda(seed=3)
-    monkeypatch.setattr(copier_module, "make_engines", lambda _: lanes_of(cuda))
+    monkeypatch.setattr(copier_module, "make_engines", lambda _: engines_of(cuda))
     caches, config = tensors
     pool = fill(caches)
     before, cache = pool.clone(), caches["l1"]

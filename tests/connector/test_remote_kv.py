@@ -222,7 +222,7 @@ class SlowShelf(KVConnectorBase_V1, SupportsHMA):
 
 
 class MultiEngine(Engine):
-    """EngineStatus the loads of the last step as done."""
+    """Reports the loads of the last step as done."""
 
     @property
     def shelf(self) -> SlowShelf:

@@ -73,6 +73,17 @@ def test_a_waiting_request_takes_from_younger_programs_only(engine):
     assert engine.reclaim(9, STALLED, "unknown") == 4
 
 
+def test_a_refusal_is_not_remembered_when_a_policy_deadline_is_lowered(engine):
+    pin_blocks(engine, "A", 4)
+    engine.arrive("b", [1], program="B")
+    assert engine.reclaim(1, WAITING, "b") == 0
+    (pin,) = engine.pins()
+    engine.controller.pins.lower_policy_deadline(pin, engine.clock.now_s())
+    assert engine.reclaim(1, WAITING, "b") == 1
+    engine.controller.pins.lower_policy_deadline(pin, engine.clock.now_s() + 1.0)
+    assert pin.policy_deadline_s == engine.clock.now_s()  # it is never raised
+
+
 def test_what_pins_share_is_offered_once(engine):
     engine.arrive("b", [1], program="B")
     pin_blocks(engine, "CDE", 4, first_token=9000)

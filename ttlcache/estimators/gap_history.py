@@ -104,7 +104,7 @@ class GapHistory:
     def finish(self, gap_id: Hashable, now_s: float) -> float | None:
         """The next turn arrived: record the gap and return its seconds.
 
-        None for an unknown gap_id. A clock that went back gives 0.
+        None for an unknown gap. A clock that went back gives 0.
         """
         opened = self._close(gap_id)
         if opened is None:

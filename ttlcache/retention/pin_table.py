@@ -41,7 +41,7 @@ class PinTable:
         self._next_id = 0
         self.kv_blocks = 0
         self.client_ttl_blocks = 0  # of pins with `has_client_ttl`
-        self.version = 0  # changes with every pin, claimant or size
+        self.version = 0  # changes with all that lets requests take pins, but time
         self._tenant_blocks: dict[str, int] = {}
         self._uncontended: dict[int, None] = {}  # oldest first
 
@@ -145,6 +145,12 @@ class PinTable:
             self._mark(pin, uncontended)
         if not pin.has_claimant:
             self._push(pin)
+
+    def lower_policy_deadline(self, pin: Pin, deadline_s: float) -> None:
+        """Waiting requests may take the pin from then on."""
+        if deadline_s < pin.policy_deadline_s:
+            pin.policy_deadline_s = deadline_s
+            self.version += 1
 
     def expired(self, now_s: float) -> list[Pin]:
         """Pins past their deadline without a claimant, oldest deadline first."""

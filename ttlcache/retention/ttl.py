@@ -242,7 +242,7 @@ class Retention:
         """A client's own TTL stands; the part that the policy asked for is less now."""
         decision = self._redecide(facts, now_s - pin.turn.finish_s, view)
         ends_s = now_s + max(0.0, decision.ttl_s)
-        pin.policy_deadline_s = min(pin.policy_deadline_s, ends_s)
+        self.pins.lower_policy_deadline(pin, ends_s)
 
     def _view(self, now_s: float) -> View:
         """What a policy may know now."""

@@ -131,8 +131,8 @@ class InferCeptOptions(PolicyOptions):
 class InferCept(Policy):
     """InferCept: keep, swap or discard an interrupted request by least waste.
 
-    Source: arXiv 2402.01869 §4 (its formulae). In token-seconds, for a
-    context of C tokens while C_other tokens of others run:
+    Source: arXiv 2402.01869 §4. In token-seconds, for a context of C tokens while
+    C_other tokens of others run:
 
         preserve = T_int * C
         discard  = T_fwd(C) * C / 2 + n * T_fwd(C / n) * C_other     (n chunks)

@@ -1,11 +1,9 @@
 """Turns without a pin above a lower tier: still cached, or waiting for their copy.
 
 Such a turn's pin is over, by its deadline or for a waiting request, or it was not worth
-one. Its blocks stay cached, as prefix
-cache hits, until memory gets short (with `demote: on-expiry` they are copied at once):
-most of what returns late returns before that, and
-is never copied. Then it is copied, and its blocks stay until the tier has references of
-its own on them.
+one. Its blocks stay cached, as prefix cache hits, until memory gets short: most of what
+returns late returns before that, and is never copied. Then it is copied, with `demote:
+on-expiry` at once, and its blocks stay until the tier has references of its own.
 """
 
 from __future__ import annotations
