@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-nightly test-speed test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-nightly test-speed test-ahead surface gpu gpu-rehearsal wedge soak check docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -97,11 +97,14 @@ MINUTES ?= 20
 soak: $(STAMP) ## 64 misbehaving agents on a real server with a tiny pool (MINUTES=20)
 	$(BIN)/python -m bench soak --minutes $(MINUTES)
 
-check: $(STAMP) ## ruff, mypy, import contracts
+check: $(STAMP) docs ## ruff, mypy, import contracts, links of the documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(STAMP) ## The documents as a site, into out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(STAMP) ## Build sdist and wheel into dist/, with their checksums
 	rm -rf dist
