@@ -23,8 +23,8 @@ from ttlcache.config import TTLCacheConfig, max_wait_in_force, ordering_in_force
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.lru_backlog import Backlog
+from ttlcache.estimators.memoryfulness import Memoryfulness
 from ttlcache.estimators.step_fit import Step
-from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.programs.continuation import relate
 from ttlcache.programs.divergence import compare
 from ttlcache.programs.fair_queueing import Quantum

@@ -12,7 +12,9 @@ from lifelines.utils import restricted_mean_survival_time
 from tests.curves import kaplan_meier
 from ttlcache.clock import VirtualClock
 from ttlcache.estimators.lru_backlog import Backlog
-from ttlcache.estimators.survival import EMPTY_CURVE, Memoryfulness, SlidingMean
+from ttlcache.estimators.memoryfulness import Memoryfulness
+from ttlcache.estimators.sliding_mean import SlidingMean
+from ttlcache.estimators.survival import EMPTY_CURVE
 
 
 def test_sliding_mean_does_not_drift():

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ttlcache.errors import ConfigError
 from ttlcache.estimators.regression import ReloadFit
+from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.estimators.step_fit import Step, StepFit
-from ttlcache.estimators.survival import SlidingMean
 from ttlcache.types import Pressure
 
 #: Seconds per prompt token before anything is known: an 8B model on an A100 at half

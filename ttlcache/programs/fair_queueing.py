@@ -23,7 +23,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ttlcache.estimators.survival import SlidingMean
+from ttlcache.estimators.sliding_mean import SlidingMean
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5

@@ -17,7 +17,7 @@ from typing import Any
 from ttlcache.config import TTLCacheConfig
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.estimators.survival import Memoryfulness
+from ttlcache.estimators.memoryfulness import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
 from ttlcache.retention.lower_tier_stats import LowerTierStats

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ttlcache.config import TTLCacheConfig, admission_in_force
-from ttlcache.estimators.survival import SlidingMean
+from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.programs.model import Program
 from ttlcache.types import Pressure
 

@@ -31,7 +31,8 @@ from collections import Counter, deque
 
 import numpy as np
 
-from ttlcache.estimators.survival import FloatArray, SlidingMean
+from ttlcache.estimators.sliding_mean import SlidingMean
+from ttlcache.estimators.survival import FloatArray
 from ttlcache.programs.model import Work
 
 #: Programs whose number of turns is remembered, and turns that are told apart.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ttlcache.config import LAST_RESORT_S
-from ttlcache.estimators.survival import SlidingMean
+from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.retention.lower_tier_stats import LowerTierStats
 
 #: Of 1.5, 2 and 3 the largest that has turns no slower at p99 than 1.2 times those of

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.estimators.survival import SlidingMean, SurvivalCurve
+from ttlcache.estimators.sliding_mean import SlidingMean
+from ttlcache.estimators.survival import SurvivalCurve
 from ttlcache.types import GapKey
 from ttlcache_lmcache.retention.program_table import ChainProgram
 
