@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bench.cli import app as bench_app
 from bench.sim.rivals.arms import parse_arms
+from bench.surface.vllm_moved import find
 from tests.bench.samples import record_job, recorded, write_trace
 from tests.commands import output_of
 from tests.documented import PAGES, ROOT, commands, of_benches
@@ -37,12 +38,13 @@ RUN = {
     "fleet": "tests/front/test_documented.py",
     "profile": "tests/e2e/test_benches.py",
     "make": "tests/test_readme.py",
-    "vllm": "tests/test_readme.py checks the flag, tests/e2e serves with it",
+    "vllm": "parsed here by vLLM's parser; tests/e2e serves with the flag",
     "pip": "tests/test_packaging.py builds what it would install",
     "lmcache": "tests/lmcache checks the flags, tests/e2e serves with them",
     "docker": "tests/test_deploy.py checks what it would build and start",
     "kubectl": "tests/test_deploy.py checks what it would apply",
     "export": "a client's own setting",
+    "claude": "tests/e2e runs the CLI where npm has it",
 }
 
 
@@ -66,6 +68,19 @@ def test_commands_that_ask_the_doctor(command):
     printed = output_of(app, *command.words[1:])
     for plugin in ("server module", "L2 adapter"):
         assert plugin in printed
+
+
+@pytest.mark.parametrize("command", commands("vllm"), ids=lambda c: c.text)
+def test_vllm_knows_its_flags(command):
+    pytest.importorskip("vllm")
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = find("make_arg_parser")(FlexibleArgumentParser())
+    given = parser.parse_args(command.words[2:])
+    assert given.kv_transfer_config.kv_connector == "TTLConnector"
+    if given.tool_call_parser:
+        ToolParserManager.get_tool_parser(given.tool_call_parser)
 
 
 @pytest.mark.parametrize("command", commands("estimate"), ids=lambda c: c.text)
@@ -148,6 +163,7 @@ MAX_WORDS = {
     "lmcache.md": 1000,
     "operations.md": 1600,
     "policies.md": 900,
+    "recipes.md": 300,
     "scheduling.md": 800,
     "tiers.md": 1050,
     # For reference: a table with a row an option, and what `bench figures` writes.
