@@ -212,11 +212,17 @@ def test_the_policies_page_names_every_option_and_its_default():
 
 
 def test_the_clients_page_names_every_rule():
-    from ttlcache_connector.http import forms
+    from ttlcache_connector.http import known_clients
 
     page = (ROOT / "docs" / "clients.md").read_text().lower()
-    objects = [name for form in forms.BODY_FORMS for name in form.path]
-    members = [name for path in forms.BODY_HINTS for name in path]
-    headers = [name.decode() for name in forms.HEADER_NAMES]
-    told = (*objects, *members, forms.DIRECTIVES, forms.ENVELOPE, *forms.WEAK_FIELDS)
+    objects = [name for form in known_clients.BODY_FORMS for name in form.path]
+    members = [name for path in known_clients.BODY_HINTS for name in path]
+    headers = [name.decode() for name in known_clients.HEADER_NAMES]
+    told = (
+        *objects,
+        *members,
+        known_clients.DIRECTIVES,
+        known_clients.ENVELOPE,
+        *known_clients.WEAK_FIELDS,
+    )
     assert [name for name in (*headers, *told) if name not in page] == []

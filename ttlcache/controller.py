@@ -33,12 +33,12 @@ from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.prompt_end import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
+from ttlcache.retention.decisions import Remaining, Retention
 from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.shadow import ShadowHolder
-from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import MemoryArbiter
 from ttlcache.scheduling.queue_order import QueueOrder

@@ -18,7 +18,7 @@ from ttlcache.programs.hints import _PARSERS
 from ttlcache_connector.http import middleware
 from ttlcache_connector.http.asgi import GENERATING
 from ttlcache_connector.http.body import _TELLING
-from ttlcache_connector.http.forms import HEADER_NAMES
+from ttlcache_connector.http.known_clients import HEADER_NAMES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 REQUESTS = [make(number) for number in range(1500)]

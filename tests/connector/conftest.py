@@ -125,7 +125,7 @@ def pinned(engine: Engine) -> int:
 
 def demoting(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.role.parts.demoting.demotions.copying_blocks
+    return engine.role.parts.demoting.unpinned.copying_blocks
 
 
 def free(engine: Engine) -> int:

@@ -16,7 +16,7 @@ from bench.stress.abuse.play import Load, Waits, compare
 from tests.connector.conftest import free
 from tests.labels import TOOL_CLASSES, UNFIT_REASONS
 from ttlcache.programs.divergence import Cause
-from ttlcache.retention import ttl
+from ttlcache.retention import decisions
 from ttlcache.types import IdentityRule, PinOutcome
 
 SESSIONS = 800
@@ -29,9 +29,9 @@ LABELS = {
 
 
 @lru_cache
-def played(arm: str, client_ttl_share: float = ttl.CLIENT_TTL_SHARE) -> Waits:
+def played(arm: str, client_ttl_share: float = decisions.CLIENT_TTL_SHARE) -> Waits:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttl, "CLIENT_TTL_SHARE", client_ttl_share)
+        patch.setattr(decisions, "CLIENT_TTL_SHARE", client_ttl_share)
         return run_arm(arm, SESSIONS)
 
 

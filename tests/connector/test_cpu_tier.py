@@ -25,7 +25,7 @@ from tests.e2e.tier_bytes.worker import (
 )
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
-from ttlcache_connector.blocks import demotion_queue
+from ttlcache_connector.blocks import unpinned_turns
 from ttlcache_connector.tiers.cpu import budget, demotions, worker
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 from ttlcache_sim.harness import EngineSpec
@@ -415,7 +415,7 @@ def test_memory_is_resident_at_the_start_or_refused(make_worker, monkeypatch, tm
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])
 def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
     """Expiry, claims, victims, preemptions, aborts, a full tier: no wrong byte."""
-    monkeypatch.setattr(demotion_queue, "COPY_WAIT_S", 0.05)
+    monkeypatch.setattr(unpinned_turns, "COPY_WAIT_S", 0.05)
     engine = make_worker(
         num_blocks=40, cpu_blocks=50, demote=mode, max_pinned_fraction=0.5
     )

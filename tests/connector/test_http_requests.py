@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from tests.connector.test_middleware import CHAT, application, post
-from ttlcache_connector.http.attribution import without_attribution
+from ttlcache_connector.http.billing_header import without_billing_header
 from ttlcache_connector.http.dp_rank import RANK_HEADER, RESPONSES, heed_rank
 
 HEADER = (
@@ -28,7 +28,7 @@ def text(value: str, **more: object) -> dict[str, object]:
 
 
 def stripped(**fields: object) -> object:
-    out = without_attribution(json.dumps(fields).encode())
+    out = without_billing_header(json.dumps(fields).encode())
     return None if out is None else json.loads(out)
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_header_before_system_text_stays(fields):
     ],
 )
 def test_broken_bodies_stay_as_they_are(body):
-    assert without_attribution(body) is None
+    assert without_billing_header(body) is None
 
 
 def test_a_long_false_header_takes_no_time():
@@ -96,7 +96,7 @@ def test_other_members_keep_their_bytes():
     body = (
         '{"n": 1.10, "system": "%s\\nX", "e": "\\u00e9", "big": 123456789012345678901}'
     )
-    out = without_attribution((body % HEADER).encode())
+    out = without_billing_header((body % HEADER).encode())
     assert out == b'{"n":1.10,"system":"X","e":"\\u00e9","big":123456789012345678901}'
 
 

@@ -22,7 +22,7 @@ from tests.connector.conftest import pinned, totals
 from tests.core.test_hints import nested
 from ttlcache.programs.client_values import MAX_DEPTH, MAX_NESTED_SIZE
 from ttlcache.programs.hints import MAX_KEY_CHARS
-from ttlcache_connector.http.identity import from_body, with_hints
+from ttlcache_connector.http.clues import from_body, with_hints
 from ttlcache_connector.role.requests import MAX_LOGGED_KEYS
 
 CLASSES = {

@@ -7,7 +7,7 @@ import pytest
 from tests.core.stories import token_engine
 from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
-from ttlcache.retention.ttl import MAX_STALL_WAIT_S
+from ttlcache.retention.decisions import MAX_STALL_WAIT_S
 from ttlcache.types import GapKey, PinOutcome, Urgency
 
 STALLED, WAITING, RUNNING = Urgency.STALLED, Urgency.WAITING, Urgency.RUNNING

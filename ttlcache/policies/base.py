@@ -29,7 +29,7 @@ class View(NamedTuple):
     """Everything outside the turn that a decision may depend on. Read-only.
 
     gaps: durations seen so far, per gap key and global.
-    costs: seconds to rebuild a context, queueing delay T, average footprint.
+    costs: seconds to rebuild a context, queueing delay T, price of memory.
     memoryfulness: eta of the workload, in [-1, 1] (paper §4.1).
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.

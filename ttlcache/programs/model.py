@@ -36,7 +36,7 @@ class Turn:
     prompt_end: where its prompt ended; None of one below a block.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
-    facts: what it was asked then, kept only while the turn is pinned.
+    facts: what the policy was told, kept only while the turn is pinned.
     tier_generation: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
     outline: of the context, see `ttlcache.programs.divergence`; empty for most turns.
@@ -222,7 +222,7 @@ class RequestRecord:
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
     stable_tokens: int = 0  # of these, without the template's last ones
-    head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
+    head_tokens: int = 0  # first prompt of the program's main conversation; 0 aside it
     divergence: Divergence | None = None  # from its program's last context
     queue_place: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up

@@ -15,7 +15,7 @@ KEPT_SHARE = 0.95
 
 @dataclass(slots=True)
 class LowerTierStats:
-    """Of the tier that gets what GPU memory gives up; what is there, the tier knows.
+    """Of the lower tier as a whole; which KV it holds, only the tier itself knows.
 
     name: the tier's in metrics: `lower_tier`.
     requests: those between arrival and finish.

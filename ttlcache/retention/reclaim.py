@@ -38,7 +38,8 @@ class Reclaimer:
     """Takes memory back from pins: in `PinTable`'s order, of one pin the tail first.
 
     A waiting request may take pins of a larger rank, those past their policy's
-    deadline, of tenants over their share, and those that yield; a running one any.
+    deadline, of tenants over their share, and of its tenant those that yield; a running
+    one any.
     """
 
     pins: PinTable
@@ -185,7 +186,7 @@ class Reclaimer:
         if program is None:
             return 0
         cap, now_s = self._cap(), self.clock.now_s()
-        # Else policy TTLs that end change the answer: it is asked anew each second.
+        # Policy TTLs end without a new version of the table: so the second, too.
         asked = (
             *(program.tenant, rank, own_pin_id),
             *(needed, self.pins.version, int(now_s)),
@@ -195,7 +196,8 @@ class Reclaimer:
 
         def eligible(pin: Pin) -> bool:
             # A claim stands before new turns, whatever its rank; and a preempted turn,
-            # which has claimed, waits for what runs rather than make it prefill anew.
+            # which has claimed, waits for running requests to end: to take the pin
+            # would make the claimant prefill anew.
             is_claim = pin.has_claimant and not pin.quantum_used
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
+from ttlcache.retention.decisions import Retention
 from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode, Urgency

@@ -71,8 +71,8 @@ class ProgramFCFS(Ordering):
     name = "program-fcfs"
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
-        preempted = not turn.preempted
-        return (turn.user_priority, preempted, 0, turn.queue_place, turn.request_seq)
+        is_new = not turn.preempted
+        return (turn.user_priority, is_new, 0, turn.queue_place, turn.request_seq)
 
 
 class RequestFCFS(Ordering):

@@ -105,7 +105,7 @@ class Telemetry:
         claim: Claim | None,
         again: bool,
     ) -> None:
-        """It got its blocks; again: after a preemption."""
+        """It got its blocks; again: after a preemption, or after its load."""
         is_claim = claim is not None and claim.is_real
         if claim is not None:
             end = "saved" if claim.is_real else "savable"

@@ -1,7 +1,7 @@
 """Which tool runs next, read from what the model wrote in a finished turn.
 
-`formats` holds one file a format, `chain` tries them in order. `shell` reads commands:
-most agents have one tool, and its name alone predicts nothing.
+`formats` holds one file a family of formats, `chain` tries them in order. `shell` reads
+commands: most agents have one tool, and its name alone predicts nothing.
 """
 
 from __future__ import annotations

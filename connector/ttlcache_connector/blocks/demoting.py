@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.model import Program
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.demotion_queue import DemotionQueue
 from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.tiers.base import TierDemotions, TurnEnd, program_name
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: Outcomes of pins whose turn may still be continued.
 _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 
-#: A pin that gave up no more of its turn is not copied for that: five bytes would move
-#: for each one saved.
+#: A pin that lost less than this share of its turn is not copied: the whole turn would
+#: move, five bytes for each one lost.
 UNCOPIED_SHARE = 0.2
 
 
@@ -40,7 +40,7 @@ class DemotingBlocks(PinnedBlocks):
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
-        demotions: DemotionQueue,
+        unpinned: UnpinnedTurns,
         stores: TierDemotions,
         report_turn: Callable[[TurnEnd], None],
     ) -> None:
@@ -48,15 +48,15 @@ class DemotingBlocks(PinnedBlocks):
         Args:
             report_turn: the tier's, guarded: called where a pin's program has ended.
         """
-        super().__init__(pool, group_block_tokens, queue_counts, demotions.refs)
-        self.demotions = demotions
+        super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs)
+        self.unpinned = unpinned
         self._stores = stores
         self._report_turn = report_turn
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
         """The pin holds what this request computed."""
-        self.demotions.release(request_id)  # an id that is used again
+        self.unpinned.release(request_id)  # an id that is used again
         blocks = len(self.held[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
@@ -64,13 +64,13 @@ class DemotingBlocks(PinnedBlocks):
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
-        self.demotions.release(request_id)  # an id that is used again
+        self.unpinned.release(request_id)  # an id that is used again
         if not blocks or not self._stores.has_unstored(request_id):
             self._stores.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
-            self.demotions.keep(request_id, program, list(blocks), users=1)
+            self.unpinned.keep(request_id, program, list(blocks), users=1)
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)
@@ -79,7 +79,7 @@ class DemotingBlocks(PinnedBlocks):
         if outcome is PinOutcome.ENDED:
             self._report_turn(TurnEnd(turn.request_id, program_name(turn.program)))
         if outcome not in _COMES_BACK:
-            freed = self.demotions.drop(turn.request_id)
+            freed = self.unpinned.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)
         if not self._stores.has_unstored(turn.request_id):
             return super().release(pin_id, outcome, mode)
@@ -91,8 +91,8 @@ class DemotingBlocks(PinnedBlocks):
             return freed
         blocks = self.hand_over(pin_id)
         if mode is ReleaseMode.COPY_FIRST:
-            return self.demotions.copy(turn.request_id, blocks)
-        return self.demotions.keep(turn.request_id, turn.program, blocks)
+            return self.unpinned.copy(turn.request_id, blocks)
+        return self.unpinned.keep(turn.request_id, turn.program, blocks)
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop references from the tail.
@@ -111,23 +111,23 @@ class DemotingBlocks(PinnedBlocks):
         ):
             return super().shrink(pin_id, drop_blocks, mode)
         tail = self.hand_over(pin_id, keep)
-        soon_free = self.demotions.copy(turn.request_id, tail)
+        soon_free = self.unpinned.copy(turn.request_id, tail)
         return Shrunk(soon_free, keep, keep * self._group_block_tokens[0])
 
     def pressure(self) -> Pressure:
         """Cached turns count as free."""
         pressure = super().pressure()
-        free = pressure.free_blocks + self.demotions.cached.free_blocks
+        free = pressure.free_blocks + self.unpinned.cached.free_blocks
         most = pressure.pool_blocks - pressure.pinned_blocks
         return pressure._replace(free_blocks=min(free, most))
 
     def references(self) -> dict[int, int]:
         """All of ours per block id, for the invariant checker."""
-        return dict(self.demotions.references() + Counter(super().references()))
+        return dict(self.unpinned.references() + Counter(super().references()))
 
     def drop_all(self) -> int:
         self._turn_of.clear()
         before = self.pool.get_num_free_blocks()
         super().drop_all()
-        self.demotions.drop_all()
+        self.unpinned.drop_all()
         return int(self.pool.get_num_free_blocks() - before)

@@ -66,7 +66,7 @@ class PinnedBlocks:
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
-            demotion_refs: references of `DemotionQueue`, by block id, as they change.
+            demotion_refs: references of `UnpinnedTurns`, by block id, as they change.
         """
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.

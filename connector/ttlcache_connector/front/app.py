@@ -36,8 +36,8 @@ from ttlcache_connector.http.asgi import (
     answer,
     with_length,
 )
-from ttlcache_connector.http.forms import SESSION_HEADER
-from ttlcache_connector.http.identity import split_path
+from ttlcache_connector.http.clues import split_path
+from ttlcache_connector.http.known_clients import SESSION_HEADER
 from ttlcache_connector.http.naming import label
 
 log = logging.getLogger(__name__)

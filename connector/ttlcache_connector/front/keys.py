@@ -14,13 +14,13 @@ from ttlcache.programs.hints import ROUTE_PREFIX, parse_hints
 from ttlcache.types import NO_HINTS
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.http.body import Body, opening, parse
-from ttlcache_connector.http.forms import FAIRNESS_RULE
-from ttlcache_connector.http.identity import (
+from ttlcache_connector.http.clues import (
     Clues,
     from_body,
     from_headers,
     with_hints,
 )
+from ttlcache_connector.http.known_clients import FAIRNESS_RULE
 from ttlcache_connector.http.naming import label
 
 #: A shorter prompt is nobody's context, and the beginning of too many others.

@@ -16,7 +16,7 @@ from ttlcache.programs.client_values import (
     client_number,
     client_seconds,
 )
-from ttlcache_connector.http.forms import (
+from ttlcache_connector.http.known_clients import (
     CONTINUUM_FIELDS,
     DIRECTIVES,
     ENVELOPE,

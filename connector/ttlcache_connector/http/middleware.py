@@ -30,14 +30,14 @@ from ttlcache_connector.http.asgi import (
     send_json,
     with_length,
 )
-from ttlcache_connector.http.attribution import without_attribution
-from ttlcache_connector.http.forms import PROGRAM_HEADER, RULES, SESSION_HEADER
-from ttlcache_connector.http.identity import (
+from ttlcache_connector.http.billing_header import without_billing_header
+from ttlcache_connector.http.clues import (
     from_body,
     from_headers,
     split_path,
     with_hints,
 )
+from ttlcache_connector.http.known_clients import PROGRAM_HEADER, RULES, SESSION_HEADER
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
@@ -93,7 +93,7 @@ class ProgramIdMiddleware:
         program = None
         try:
             headers = scope["headers"]
-            stripped = None if body is None else without_attribution(body)
+            stripped = None if body is None else without_billing_header(body)
             if stripped is not None:
                 body = stripped
             clues = from_headers(headers, url_session)

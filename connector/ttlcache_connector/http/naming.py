@@ -1,4 +1,7 @@
-"""Which program headers or a body name, and which one started it: reads `forms`."""
+"""Which program headers or a body name, and which one started it.
+
+Reads the tables of `known_clients`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ttlcache.programs.client_values import (
 )
 from ttlcache.programs.hints import ROUTE_PREFIX, clean_hint
 from ttlcache_connector.http.body import Body, member, members, opening
-from ttlcache_connector.http.forms import (
+from ttlcache_connector.http.known_clients import (
     BODY_FORMS,
     BODY_HINTS,
     FAIRNESS_RULE,

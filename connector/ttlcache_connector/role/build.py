@@ -11,8 +11,8 @@ from ttlcache.config import TTLCacheConfig
 from ttlcache.controller import Controller
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.demoting import DemotingBlocks
-from ttlcache_connector.blocks.demotion_queue import DemotionQueue, room_blocks
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
+from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns, room_blocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
@@ -105,9 +105,9 @@ class SchedulerRoleBuilder:
             lower.tier.bind(manager)
             stores, room = lower.tier.demotions, self._room_blocks(pool, sizes)
             count = self._metrics.count
-            demotions = DemotionQueue(pool, sizes, stores, self._clock, room, count)
+            unpinned = UnpinnedTurns(pool, sizes, stores, self._clock, room, count)
             demoting = DemotingBlocks(
-                pool, sizes, engine.queue_counts, demotions, stores, lower.report_turn
+                pool, sizes, engine.queue_counts, unpinned, stores, lower.report_turn
             )
         holder = demoting or PinnedBlocks(pool, sizes, engine.queue_counts)
         controller = Controller(

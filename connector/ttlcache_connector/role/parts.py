@@ -50,7 +50,7 @@ class Parts:
 class SchedulerRole:
     """What vLLM's hooks call: events, questions, upkeep.
 
-    Every method of these that a hook calls is guarded; those of `parts` are not.
+    No method of these that a hook calls raises; those of `parts` may.
     """
 
     parts: Parts

@@ -42,7 +42,7 @@ MAX_LOGGED_KEYS = 20
 
 
 class RequestEvents:
-    """Arrival, lookup, allocation and end; every method is guarded."""
+    """Arrival, lookup, allocation and end; no method raises."""
 
     def __init__(self, parts: Parts, reader: OutputReader | None) -> None:
         self._parts, self._reader = parts, reader
@@ -140,7 +140,7 @@ class RequestEvents:
         record = self._controller.requests.get(request_id)
         self._controller.on_allocated(request_id, hit_tokens)
         if self._demoting is not None and record is not None:
-            self._demoting.demotions.on_program_resumed(record.program)
+            self._demoting.unpinned.on_program_resumed(record.program)
         self._prefills.start(request)
 
     @guarded()

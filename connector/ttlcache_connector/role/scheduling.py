@@ -13,7 +13,7 @@ from ttlcache_connector.faults import guarded
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.blocks.demotion_queue import DemotionQueue
+    from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
 
@@ -89,21 +89,21 @@ class SchedulingCallbacks:
             memory.on_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
-            if urgency is not Urgency.STALLED:  # a stall ends by `_reclaim`
+            if urgency is not Urgency.STALLED:  # it takes any pin below
                 freed = memory.redecide_uncontended()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
-                    self._demoting.demotions, needed_blocks - freed, request, urgency
+                    self._demoting.unpinned, needed_blocks - freed, request, urgency
                 )
         elif self._demoting is not None:  # one that runs waits for no copy
-            freed = self._demoting.demotions.free(needed_blocks, at_once=True)
+            freed = self._demoting.unpinned.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed
 
     def _evict_to_tier(
         self,
-        demotions: DemotionQueue,
+        unpinned: UnpinnedTurns,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
@@ -112,13 +112,13 @@ class SchedulingCallbacks:
         alternative is a prefill of seconds."""
         pool = self._holder.pool
         before = pool.get_num_free_blocks()
-        demotions.free(needed_blocks, at_once=False)
+        unpinned.free(needed_blocks, at_once=False)
         freed = pool.get_num_free_blocks() - before
-        lack = needed_blocks - freed - demotions.soon_free()
+        lack = needed_blocks - freed - unpinned.soon_free()
         if lack > 0:
             self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
-        return freed if freed >= needed_blocks or not demotions.soon_free() else 0
+        return freed if freed >= needed_blocks or not unpinned.soon_free() else 0
 
     def _reclaim(
         self,

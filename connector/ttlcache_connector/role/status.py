@@ -149,8 +149,8 @@ class EngineStatus:
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "demoting_blocks": demoting.demotions.copying_blocks if demoting else 0,
-            "lingering_blocks": demoting.demotions.cached_blocks if demoting else 0,
+            "demoting_blocks": demoting.unpinned.copying_blocks if demoting else 0,
+            "lingering_blocks": demoting.unpinned.cached_blocks if demoting else 0,
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._holder
             ),

@@ -104,7 +104,7 @@ class StepEvents:
         """
         if self._demoting is not None:
             engine = self._parts.engine
-            self._demoting.demotions.start_copies_ahead(
+            self._demoting.unpinned.start_copies_ahead(
                 lambda: engine.tokens_ahead(scheduled_tokens)
             )
 
@@ -126,7 +126,7 @@ class StepEvents:
         events = lower.call(lower.tier.take_events, TierEvents())
         with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
             for request_id in events.releasable:
-                last.callback(demoting.demotions.on_releasable, request_id)
+                last.callback(demoting.unpinned.on_releasable, request_id)
             for load in events.loaded:
                 self._controller.tier.on_load_finished(
                     load.request_id, load.tokens, load.seconds

@@ -40,7 +40,7 @@ class Upkeep:
         """Every pin that the controller knows."""
         self._controller.memory.release_all()
         if self._demoting is not None:
-            self._demoting.demotions.drop_all()
+            self._demoting.unpinned.drop_all()
 
     @guarded(fallback=0)
     def drop_rest(self) -> int:
@@ -64,8 +64,8 @@ class Upkeep:
         """Retention is off, but turning off has failed half-way: once more."""
         if self._controller.retention_enabled:
             return
-        demotions = self._demoting is not None and self._demoting.demotions
-        if self._controller.pins or self._holder.held or demotions:
+        unpinned = self._demoting is not None and self._demoting.unpinned
+        if self._controller.pins or self._holder.held or unpinned:
             turn_off(self._controller, self._holder)
 
     def reset(self) -> bool:

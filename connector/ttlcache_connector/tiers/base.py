@@ -279,8 +279,8 @@ class WorkerTier:
     def before_step(self, metadata: TierMetadata) -> None:
         """Blocks may be overwritten from now on; `load` and `save` follow, once each.
 
-        They come before the forward pass where that is right: what is copied beside it
-        is there one step earlier.
+        Before the forward pass where no other connector, and no zeroing of new blocks,
+        forbids it (`role.worker`).
         """
 
     def load(self, metadata: TierMetadata) -> None:

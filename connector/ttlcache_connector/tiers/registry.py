@@ -1,6 +1,7 @@
 """Which lower tiers there are.
 
-A new one: its own files, a line in `TIERS`, and its name in `ttlcache.config`.
+A new one: its own files, a line in `TIERS`, and in `ttlcache.config` its name and the
+prefix of keys that it reads itself.
 """
 
 from __future__ import annotations

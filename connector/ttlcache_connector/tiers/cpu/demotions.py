@@ -1,8 +1,8 @@
 """Finished turns on their way to host memory.
 
 Blocks of a copy, on both sides, are referenced from its order until every rank has
-reported its end: nothing else can take them meanwhile. Of a store that is of no use any
-more only those it writes to are.
+reported its end: nothing else can take them meanwhile. Once a store is dropped, only
+its blocks in host memory are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 class Copies(dict[K, C]):
-    """Copies of one direction under way, by key; they end in their order.
+    """Copies of one direction under way, by key, in the order of their begin.
 
     is_stalled: one has not ended in time; until all have, no other should begin.
     """

@@ -11,7 +11,7 @@ from tests.core.test_hints import nested
 from ttlcache.programs.client_values import MAX_INT
 from ttlcache.programs.hints import parse_hints
 from ttlcache_connector.http.body import opening, parse
-from ttlcache_connector.http.identity import Clues, from_body, from_headers, with_hints
+from ttlcache_connector.http.clues import Clues, from_body, from_headers, with_hints
 
 CHAT = [
     {"role": "system", "content": "You are an agent."},

@@ -214,7 +214,7 @@ class Retention:
     ) -> Decision:
         """For how long to go on holding a turn whose gap has lasted `waited_s`.
 
-        All in all never longer than `max_ttl_s`; a TTL below 0 says so.
+        All in all never longer than `max_ttl_s`; below 0 once that is used up.
 
         Args:
             is_end_known: the tool has just told its end. Of a policy that does not

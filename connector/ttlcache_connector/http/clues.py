@@ -2,8 +2,8 @@
 
 Pure functions on bytes. Nothing here raises on what a client sends: a body that is
 no JSON object, or that says nothing, gives an empty `Clues`. The names that are looked
-for are in `forms`. Values go through `ttlcache.programs.client_values`; what does not
-fit is left out, with the reason.
+for are in `known_clients`. Values go through `ttlcache.programs.client_values`; what
+does not fit is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from ttlcache.programs.client_values import fitting, holds_wide_int, is_encodable
 from ttlcache.programs.hints import clean_hint, parse_hints
 from ttlcache_connector.http.body import Body, parse, requested_ttl, tells_something
-from ttlcache_connector.http.forms import CONTINUUM_FIELDS, FAIRNESS_HEADERS
+from ttlcache_connector.http.known_clients import CONTINUUM_FIELDS, FAIRNESS_HEADERS
 from ttlcache_connector.http.naming import (
     checked,
     in_body,

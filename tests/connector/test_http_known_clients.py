@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.connector.test_http_identity import body
+from tests.connector.test_http_clues import body
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Hints
-from ttlcache_connector.http.forms import (
+from ttlcache_connector.http.clues import from_body, from_headers, with_hints
+from ttlcache_connector.http.known_clients import (
     BODY_FORMS,
     BODY_HINTS,
     DIRECTIVES,
@@ -24,7 +25,6 @@ from ttlcache_connector.http.forms import (
     RETAIN_ACTION,
     RULES,
 )
-from ttlcache_connector.http.identity import from_body, from_headers, with_hints
 
 CLAUDE = {"X-Claude-Code-Session-Id": "s", "X-Claude-Code-Agent-Id": "a"}
 Form = tuple[dict[str, str], dict[str, Any], str, str | None, Hints]

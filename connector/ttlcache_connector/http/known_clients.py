@@ -1,8 +1,8 @@
 """How the world's clients name programs, parents, last turns and TTLs: tables.
 
-One row is one form that some client or router sends; `identity` reads them all in one
-way, docs/clients.md shows them, and tests/connector/test_http_forms.py has a request
-for each. Names of headers are in lower case, paths begin at the top of a body.
+One row is one form that some client or router sends; `naming` reads them all in one
+way, docs/clients.md shows them, tests/connector/test_http_known_clients.py has a
+request for each. Names of headers are in lower case, paths begin at the top of a body.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ WEAK_FIELDS = ("prompt_cache_key", "safety_identifier", "user")
 #: vllm-continuum's top-level fields; `parse_hints` knows them by these names.
 CONTINUUM_FIELDS = ("job_id", "is_last_step", "this_func_call")
 
-#: Every header that is read.
+#: Every header that says something of a program.
 HEADER_NAMES = frozenset(
     name
     for form in HEADER_FORMS

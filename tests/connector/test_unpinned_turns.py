@@ -28,7 +28,7 @@ def make(make_engine, tier):
 
 
 def expired_turns(engine):
-    return engine.role.parts.demoting.demotions
+    return engine.role.parts.demoting.unpinned
 
 
 def cached(engine):

@@ -91,7 +91,7 @@ class _Copy:
     due_s: float
 
 
-class DemotionQueue:
+class UnpinnedTurns:
     """References on the blocks of such turns, and what becomes of them."""
 
     def __init__(

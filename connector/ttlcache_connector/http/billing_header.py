@@ -21,7 +21,7 @@ _HEADER = re.compile(
 _SYSTEM_ROLES = ("system", "developer")
 
 
-def without_attribution(body: bytes) -> bytes | None:
+def without_billing_header(body: bytes) -> bytes | None:
     """The body without the header, None where its system text does not begin with it.
 
     Members without the header keep their bytes, but for blanks between them.
