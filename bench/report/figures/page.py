@@ -26,7 +26,7 @@ as its file. Not of the roofline: Fig. 3 and v1 Fig. 11 (drawn), Table 4 (CPU ti
 #: Parts of the grid's table of arms that the page has.
 _ARM_COLUMNS = ("arm", "all", "p99", "held")
 #: Worst points of all sweeps that are named.
-_NAMED = 8
+_NAMED = 4
 
 
 def render(results: Results) -> str:
@@ -65,13 +65,11 @@ def losses_of(results: Results) -> Iterator[str]:
         + (f"{len(points)}; the worst: {named}" if points else "none")
     )
     ties = {
-        name: [
-            x for x, gain in gains(each, verdict.OURS).items() if abs(gain - 1) < 0.01
-        ]
+        name: [abs(gain - 1) < 0.01 for gain in gains(each, verdict.OURS).values()]
         for name, each in swept.items()
     }
-    told = "; ".join(f"{name} at {', '.join(xs)}" for name, xs in ties.items() if xs)
-    yield f"Within 1 % of plain vLLM: {told or 'nowhere'}"
+    told = (f"{name} {sum(t)} of {len(t)}" for name, t in ties.items() if any(t))
+    yield f"Points within 1 % of plain vLLM: {', '.join(told) or 'none'}"
     for row in results.get("overhead", {}).get("rows", ()):
         if row["ratio"] > 1.10 or row["more_ms"] > 0.1:
             more = f"{row['more_ms']:.2f} ms ({row['ratio']:.2f}x)"
