@@ -140,7 +140,7 @@ class Pressure(NamedTuple):
     """Memory and queue right now."""
 
     pool_blocks: int = 0  # usable KV blocks of the pool
-    free_blocks: int = 0  # free, or held by cached turns without a pin alone
+    free_blocks: int = 0  # free, or held only by cached turns without a pin
     pinned_blocks: int = 0  # blocks referenced by pins, each counted once
     num_running: int = 0
     num_waiting: int = 0

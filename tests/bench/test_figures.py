@@ -10,7 +10,7 @@ import pytest
 from bench.cli import app
 from bench.report.figures import paper, servers
 from bench.report.figures.cli import ROOT, load_results
-from bench.report.figures.page import render
+from bench.report.figures.page import losses_of, render
 from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
@@ -78,6 +78,13 @@ def test_rivals_that_are_ahead_are_named():
     *_, ours, verdict = row_of("Fig. 15", {"ssd": result})
     assert ours == "mean `cachettl` 2.25x to 3.00x, `adaptive` 3.00x"
     assert verdict == "Differs: behind in 1 of 6, most 0.50x `autellix` at 2."
+
+
+def test_points_where_ours_loses_or_gains_nothing_are_counted():
+    result = sweep(vllm=[9.0, 9.0, 9.0], cachettl=[2.0, 9.0, 9.0], adaptive=[3, 9, 9])
+    behind, ties = losses_of({"ssd": result})
+    assert behind.endswith("1; the worst: ssd at 1: `cachettl` by 50.0 %")
+    assert ties == "Points within 1 % of plain vLLM: ssd 2 of 3"
 
 
 def test_every_figure_that_the_paper_has_is_in_the_table():

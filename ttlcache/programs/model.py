@@ -222,7 +222,7 @@ class RequestRecord:
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
     stable_tokens: int = 0  # of these, without the template's last ones
-    head_tokens: int = 0  # first prompt of the program's main conversation; 0 aside it
+    head_tokens: int = 0  # main conversation's first prompt; 0 in a side request
     divergence: Divergence | None = None  # from its program's last context
     queue_place: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up

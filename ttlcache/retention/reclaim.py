@@ -38,8 +38,8 @@ class Reclaimer:
     """Takes memory back from pins: in `PinTable`'s order, of one pin the tail first.
 
     A waiting request may take pins of a larger rank, those past their policy's
-    deadline, of tenants over their share, and of its tenant those that yield; a running
-    one any.
+    deadline, those of tenants over their share, and those of its own tenant that yield;
+    a running one any.
     """
 
     pins: PinTable

@@ -60,7 +60,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
 GAUGES: dict[str, str] = {
     "pins_active": "Pins alive.",
     "pinned_blocks": "KV blocks referenced by pins, shared ones counted once.",
-    "free_blocks": "KV blocks that are free, or cached turns alone hold.",
+    "free_blocks": "KV blocks that are free, or held only by cached turns.",
     "pool_blocks": "KV blocks of the pool without the null block.",
     "programs_active": "Programs in the table.",
     "waiting_programs": "Programs of which a request waits for its memory.",

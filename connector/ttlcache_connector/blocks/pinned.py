@@ -60,13 +60,13 @@ class PinnedBlocks:
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        demotion_refs: Mapping[int, int] | None = None,
+        unpinned_refs: Mapping[int, int] | None = None,
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
-            demotion_refs: references of `UnpinnedTurns`, by block id, as they change.
+            unpinned_refs: references of `UnpinnedTurns`, by block id, as they change.
         """
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.
@@ -80,7 +80,7 @@ class PinnedBlocks:
         # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
         self._evicted_at: dict[int, int] = {}
         self._refs: Counter[int] = Counter()
-        self._demotion_refs = {} if demotion_refs is None else demotion_refs
+        self._unpinned_refs = {} if unpinned_refs is None else unpinned_refs
 
     def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
         """Only blocks with a hash can be hit again; partial ones are left out."""
@@ -122,7 +122,7 @@ class PinnedBlocks:
 
     def _plain_free_blocks(self) -> int:
         """Blocks that plain vLLM would have free: all that no request references."""
-        ours = len(self._refs) + len(self._demotion_refs)
+        ours = len(self._refs) + len(self._unpinned_refs)
         free = self.pool.get_num_free_blocks() + ours
         return min(free, usable_blocks(self.pool))
 
@@ -166,7 +166,7 @@ class PinnedBlocks:
             for block in reversed(self.held.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
-                if block.ref_cnt > ours + self._demotion_refs.get(block_id, 0):
+                if block.ref_cnt > ours + self._unpinned_refs.get(block_id, 0):
                     if self.is_divisible:
                         break  # who uses it uses all that stand before it
                     continue
