@@ -191,6 +191,8 @@ class Controller:
         )
         if pin is not None:
             record.pin_id = pin.pin_id
+            record.fresh_tokens = max(0, record.num_tokens - pin.kv_tokens)
+        record.arrival_place = self._backlog.on_arrival(record.fresh_tokens)
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
         self.telemetry.on_arrival(now_s, record, rule, arrival, continuation)
@@ -210,6 +212,7 @@ class Controller:
         if first:
             self._stop_waiting(record)
             record.admitted_s = now_s
+            self._backlog.on_running(record.num_tokens)
             self.tier.on_allocated(record, cached_tokens)
             self.queue.on_scheduled(record)
             context_blocks = record.num_tokens / self.block_tokens
@@ -357,17 +360,17 @@ class Controller:
             arrival.user_priority,
             program.place,
             arrival.num_tokens,
+            arrival.num_tokens,  # fresh_tokens
         )
-        self._backlog.on_busy()
         self.requests[arrival.request_id] = record
         return record
 
     def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
         """The request takes its pin over."""
         if self._shadow is None:
-            return self._turns.account_claim(pin, cached_tokens)
+            return self._turns.account_claim(pin, record, cached_tokens)
         found = self._shadow.would_find(pin, record, cached_tokens)
-        return self._turns.account_claim(pin, found)._replace(is_real=False)
+        return self._turns.account_claim(pin, record, found)._replace(is_real=False)
 
     # --- of an end --------------------------------------------------------
 
@@ -380,6 +383,8 @@ class Controller:
 
     def _stop_waiting(self, record: RequestRecord) -> None:
         """It was admitted, or it left."""
+        if record.arrival_place is not None:
+            self._backlog.on_wait_end(record.fresh_tokens)
         program = id(record.program)
         self._waiting[program] -= 1
         if self._waiting[program] <= 0:  # below, after a fault in `on_arrival`
@@ -391,8 +396,8 @@ class Controller:
         program.live_requests -= 1
         if record.admitted_s is None:
             self._stop_waiting(record)
-        if not self.requests:
-            self._backlog.on_idle()
+        else:
+            self._backlog.on_running(-record.num_tokens)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         if pin is None:

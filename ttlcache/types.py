@@ -273,14 +273,14 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
-    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
         """What plain vLLM's prefix cache would still have of a pinned turn.
 
         Asked when the turn's next request has got its blocks, before its pin ends.
 
         Args:
-            behind_blocks: that plain vLLM would have taken before this request's, for
-                prefills which pins spared (`ttlcache.estimators.lru_backlog`).
+            blocks_before: that plain vLLM would have given to others before this
+                request, beside those taken here (`ttlcache.estimators.lru_backlog`).
 
         Returns:
             Tokens of the turn, from its beginning; `math.inf` for all.

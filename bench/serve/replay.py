@@ -279,10 +279,14 @@ async def streaming(
 
 
 async def _chunks(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """JSON payloads of a server-sent event stream, up to ``[DONE]``."""
-    async for line in response.aiter_lines():
-        payload = line.removeprefix("data: ")
-        if payload == "[DONE]":
+    """JSON payloads of a server-sent event stream, up to ``[DONE]``.
+
+    Not by `aiter_lines`, which ends a line at U+0085 or U+2028, too: a model may put
+    out any text.
+    """
+    async for line in _lines(response):
+        payload = line.removeprefix(b"data: ")
+        if payload == b"[DONE]":
             return
         if payload != line:
             chunk = json.loads(payload)
@@ -290,6 +294,14 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
                 raise RequestFailed(f"error in the stream: {chunk['error']}")
             yield chunk
     raise RequestFailed("the stream ended without [DONE]")
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _record(

@@ -46,7 +46,10 @@ class FakeServer:
     async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         for n in range(body["max_tokens"] - self.drop_tokens):
             logprobs = {"token_logprobs": [-0.5 - n]}
-            yield event(choices=[{"token_ids": [100 + n], "logprobs": logprobs}])
+            # A line ends at "\n" alone, not at what else Unicode calls a line's end.
+            text = "\x85\u2028"
+            choice = {"text": text, "token_ids": [100 + n], "logprobs": logprobs}
+            yield event(choices=[choice])
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"])}
         if self.with_usage:
             usage["prompt_tokens_details"] = {"cached_tokens": 2}
@@ -56,4 +59,4 @@ class FakeServer:
 
 
 def event(**fields: Any) -> str:
-    return f"data: {json.dumps(fields)}\n\n"
+    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n"

@@ -1,9 +1,10 @@
-"""How far plain vLLM would be behind by now, for want of what pins spared.
+"""What plain vLLM would give memory to before a request that continues a turn.
 
-What counts as saved is what plain vLLM's prefix cache would have evicted. The more it
-prefills again, the later it is with everything else, and the more other work is done,
-and takes memory, between a turn's end and its next turn. It catches up only while the
-engine has nothing to do here.
+What counts as saved is what plain vLLM's prefix cache would have evicted by then, for
+the sake of other requests: those that got their blocks here, and two kinds more. Plain
+vLLM serves in the order of arrival, so also those that came earlier and still wait
+here. And what it prefills again makes it late, until nothing waits: of what it is late
+with, a request of each program under way can come before this one.
 """
 
 from __future__ import annotations
@@ -12,30 +13,62 @@ from ttlcache.clock import Clock
 
 
 class Backlog:
-    """Prefill that plain vLLM would still have before it, as `tokens`."""
+    """Tokens of requests that wait, and of prefill that plain vLLM is late with.
+
+    A prompt's fresh tokens are those that no pin held for it when it arrived.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.tokens = 0.0
-        self._seconds = 0.0
-        self._idle_from_s: float | None = clock.now_s()
+        self._waiting_requests = 0
+        # Fresh tokens of all requests so far, and of those that wait no more.
+        self._arrived_tokens = 0
+        self._passed_tokens = 0
+        self._running_tokens = 0  # prompts
+        self._late_tokens = 0.0
+        self._late_s = 0.0
+        self._idle_from_s = clock.now_s()
+
+    def on_arrival(self, fresh_tokens: int) -> int:
+        """A request waits. Returns its place in the order of arrival."""
+        if not self._waiting_requests:
+            self._catch_up()
+        self._waiting_requests += 1
+        self._arrived_tokens += fresh_tokens
+        return self._arrived_tokens
+
+    def on_wait_end(self, fresh_tokens: int) -> None:
+        """It was admitted, or it left."""
+        self._waiting_requests -= 1
+        self._passed_tokens += fresh_tokens
+        if not self._waiting_requests:
+            self._idle_from_s = self._clock.now_s()
+
+    def on_running(self, prompt_tokens: int) -> None:
+        """So many tokens more are running; fewer if it is negative."""
+        self._running_tokens += prompt_tokens
 
     def on_saved(self, tokens: int, seconds: float) -> None:
         """A pin spared so much prefill."""
-        self.tokens += tokens
-        self._seconds += max(0.0, seconds)
+        self._late_tokens += tokens
+        self._late_s += max(0.0, seconds)
 
-    def on_busy(self) -> None:
-        """A request arrives: what the engine was idle for is what plain vLLM needed."""
-        if self._idle_from_s is None:
-            return
+    def tokens_before(self, place: int, pinned_tokens: int) -> float:
+        """Tokens of both kinds.
+
+        Args:
+            place: of a request that was just admitted here.
+            pinned_tokens: of all pins but the request's own.
+        """
+        # Whoever was admitted since it arrived took blocks, in whichever order.
+        waits = max(0, place - self._passed_tokens)
+        waiting = self._arrived_tokens - self._passed_tokens
+        under_way = pinned_tokens + waiting + self._running_tokens
+        return waits + min(self._late_tokens, under_way)
+
+    def _catch_up(self) -> None:
         # A clock that is set back has not rested.
         idle_s = max(0.0, self._clock.now_s() - self._idle_from_s)
-        self._idle_from_s = None
-        left = 1.0 - min(1.0, idle_s / self._seconds) if self._seconds else 0.0
-        self.tokens *= left
-        self._seconds *= left
-
-    def on_idle(self) -> None:
-        """The last request left."""
-        self._idle_from_s = self._clock.now_s()
+        left = 1.0 - min(1.0, idle_s / self._late_s) if self._late_s else 0.0
+        self._late_tokens *= left
+        self._late_s *= left

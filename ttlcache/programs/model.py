@@ -221,6 +221,8 @@ class RequestRecord:
     user_priority: int
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
+    fresh_tokens: int = 0  # of these, without what its pin held when it arrived
+    arrival_place: int | None = None  # in `estimators.lru_backlog`; None after a fault
     stable_tokens: int = 0  # of these, without the template's last ones
     head_tokens: int = 0  # main conversation's first prompt; 0 in a side request
     divergence: Divergence | None = None  # from its program's last context

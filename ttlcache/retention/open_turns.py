@@ -140,16 +140,20 @@ class OpenTurns:
         self.pins.add_claimant(pin, request_id)
         return Followed(pin, reusable)
 
-    def account_claim(self, pin: Pin, cached_tokens: int) -> Claim:
+    def account_claim(
+        self, pin: Pin, record: RequestRecord, cached_tokens: int
+    ) -> Claim:
         """A request takes a pin over: what that spares, against plain vLLM's cache.
 
         The caller ends the pin next.
         """
         claimed = min(cached_tokens, pin.kv_tokens)
-        behind_blocks = int(self.backlog.tokens / self.block_tokens)
-        kept = int(
-            min(self.holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed)
+        pinned = self.pins.kv_blocks * self.block_tokens - pin.kv_tokens
+        before = self.backlog.tokens_before(record.arrival_place or 0, pinned)
+        plain_hit = self.holder.plain_hit_tokens(
+            pin.pin_id, int(before / self.block_tokens)
         )
+        kept = int(min(plain_hit, claimed))
         saved_s = self.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
         self.backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)

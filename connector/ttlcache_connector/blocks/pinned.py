@@ -110,9 +110,9 @@ class PinnedBlocks:
         self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
-    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
         blocks = self.held.get(pin_id, [])
-        taken_blocks = self.counterfactual_lru.taken_at_lookup + behind_blocks
+        taken_blocks = self.counterfactual_lru.taken_at_lookup + blocks_before
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf
