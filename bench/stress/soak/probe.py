@@ -19,8 +19,8 @@ from bench.stress.soak.watch import PROBE_VARIABLE
 from ttlcache_connector.connector import TTLConnector
 
 #: Seconds between two looks: each stops the engine for some 100 milliseconds, and the
-#: memory it takes and gives back leaves holes in the heap. Every 15 seconds made the
-#: engine core's resident memory grow by 52 MiB in 20 minutes; without looks it does not.
+#: memory it takes and gives back leaves holes in the heap. Every 15 seconds let the
+#: engine core's resident memory grow by 52 MiB in 20 minutes; without looks it stays.
 EVERY_S = 120.0
 #: Files whose allocations are ours: nobody else in the engine sorts with that library.
 OURS = ("*/ttlcache/*", "*/ttlcache_connector/*", "*/sortedcontainers/*")
