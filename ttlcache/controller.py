@@ -192,7 +192,7 @@ class Controller:
         if pin is not None:
             record.pin_id = pin.pin_id
             record.fresh_tokens = max(0, record.num_tokens - pin.kv_tokens)
-        record.arrival_place = self._backlog.on_arrival(record.fresh_tokens)
+        record.arrived_tokens = self._backlog.on_arrival(record.fresh_tokens)
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
         self.telemetry.on_arrival(now_s, record, rule, arrival, continuation)
@@ -383,7 +383,7 @@ class Controller:
 
     def _stop_waiting(self, record: RequestRecord) -> None:
         """It was admitted, or it left."""
-        if record.arrival_place is not None:
+        if record.arrived_tokens is not None:
             self._backlog.on_wait_end(record.fresh_tokens)
         program = id(record.program)
         self._waiting[program] -= 1

@@ -134,7 +134,7 @@ def test_conditional_curve_by_hand():
 def test_idle_seconds_work_a_backlog_off_in_proportion(saved_s, idle_s, left):
     clock = VirtualClock()
     backlog = Backlog(clock)
-    place = backlog.on_arrival(5000)
+    arrived = backlog.on_arrival(5000)
     backlog.on_saved(1000, saved_s)
     clock.advance(10.0)
     assert backlog.tokens_before(0, 0) == 1000, "a request waits"
@@ -142,9 +142,9 @@ def test_idle_seconds_work_a_backlog_off_in_proportion(saved_s, idle_s, left):
     backlog.on_running(5000)
     clock.advance(idle_s)
     for _ in range(2):  # from the next request on plain vLLM catches up no more
-        place = backlog.on_arrival(0)
+        arrived = backlog.on_arrival(0)
         clock.advance(5.0)
-    assert backlog.tokens_before(place, 0) == left
+    assert backlog.tokens_before(arrived, 0) == left
 
 
 def test_plain_vllm_serves_in_the_order_of_arrival():
@@ -160,11 +160,11 @@ def test_plain_vllm_serves_in_the_order_of_arrival():
 
 def test_what_plain_vllm_is_late_with_is_at_most_a_context_a_program():
     backlog = Backlog(VirtualClock())
-    place = backlog.on_arrival(20)
+    arrived = backlog.on_arrival(20)
     backlog.on_arrival(1000)
     backlog.on_wait_end(20)
     backlog.on_running(500)
     backlog.on_saved(1_000_000, 9.0)
-    assert backlog.tokens_before(place, 70) == 1000 + 500 + 70
+    assert backlog.tokens_before(arrived, 70) == 1000 + 500 + 70
     backlog.on_running(-500)
-    assert backlog.tokens_before(place, 70) == 1000 + 70
+    assert backlog.tokens_before(arrived, 70) == 1000 + 70

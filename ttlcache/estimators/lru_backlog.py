@@ -3,8 +3,9 @@
 What counts as saved is what plain vLLM's prefix cache would have evicted by then, for
 the sake of other requests: those that got their blocks here, and two kinds more. Plain
 vLLM serves in the order of arrival, so also those that came earlier and still wait
-here. And what it prefills again makes it late, until nothing waits: of what it is late
-with, a request of each program under way can come before this one.
+here. And what it prefills again makes it late, until it catches up while nothing waits
+here. That counts up to the contexts of all programs under way, as each has a request
+before this one at most.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Backlog:
         self._running_tokens = 0  # prompts
         self._late_tokens = 0.0
         self._late_s = 0.0
-        self._idle_from_s = clock.now_s()
+        self._none_wait_from_s = clock.now_s()
 
     def on_arrival(self, fresh_tokens: int) -> int:
-        """A request waits. Returns its place in the order of arrival."""
+        """A request waits. Returns the fresh tokens so far, its own included."""
         if not self._waiting_requests:
             self._catch_up()
         self._waiting_requests += 1
@@ -42,7 +43,7 @@ class Backlog:
         self._waiting_requests -= 1
         self._passed_tokens += fresh_tokens
         if not self._waiting_requests:
-            self._idle_from_s = self._clock.now_s()
+            self._none_wait_from_s = self._clock.now_s()
 
     def on_running(self, prompt_tokens: int) -> None:
         """So many tokens more are running; fewer if it is negative."""
@@ -53,22 +54,22 @@ class Backlog:
         self._late_tokens += tokens
         self._late_s += max(0.0, seconds)
 
-    def tokens_before(self, place: int, pinned_tokens: int) -> float:
+    def tokens_before(self, arrived_tokens: int, pinned_tokens: int) -> float:
         """Tokens of both kinds.
 
         Args:
-            place: of a request that was just admitted here.
+            arrived_tokens: as `on_arrival` said of a request that was admitted now.
             pinned_tokens: of all pins but the request's own.
         """
-        # Whoever was admitted since it arrived took blocks, in whichever order.
-        waits = max(0, place - self._passed_tokens)
+        # Those that wait no more took their blocks, or left.
+        earlier = max(0, arrived_tokens - self._passed_tokens)
         waiting = self._arrived_tokens - self._passed_tokens
-        under_way = pinned_tokens + waiting + self._running_tokens
-        return waits + min(self._late_tokens, under_way)
+        under_way = max(0, pinned_tokens + waiting + self._running_tokens)
+        return earlier + min(self._late_tokens, under_way)
 
     def _catch_up(self) -> None:
         # A clock that is set back has not rested.
-        idle_s = max(0.0, self._clock.now_s() - self._idle_from_s)
+        idle_s = max(0.0, self._clock.now_s() - self._none_wait_from_s)
         left = 1.0 - min(1.0, idle_s / self._late_s) if self._late_s else 0.0
         self._late_tokens *= left
         self._late_s *= left

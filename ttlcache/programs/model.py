@@ -222,8 +222,8 @@ class RequestRecord:
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
     fresh_tokens: int = 0  # of these, without what its pin held when it arrived
-    arrival_place: int | None = None  # in `estimators.lru_backlog`; None after a fault
-    stable_tokens: int = 0  # of these, without the template's last ones
+    arrived_tokens: int | None = None  # see `estimators.lru_backlog`; None: a fault
+    stable_tokens: int = 0  # of its prompt, without the template's last ones
     head_tokens: int = 0  # main conversation's first prompt; 0 in a side request
     divergence: Divergence | None = None  # from its program's last context
     queue_place: int = 0  # where its program stood when it was queued, or moved back

@@ -149,7 +149,7 @@ class OpenTurns:
         """
         claimed = min(cached_tokens, pin.kv_tokens)
         pinned = self.pins.kv_blocks * self.block_tokens - pin.kv_tokens
-        before = self.backlog.tokens_before(record.arrival_place or 0, pinned)
+        before = self.backlog.tokens_before(record.arrived_tokens or 0, pinned)
         plain_hit = self.holder.plain_hit_tokens(
             pin.pin_id, int(before / self.block_tokens)
         )
