@@ -134,7 +134,11 @@ DEVICE = Sizes(
         layouts=("BLNHC", "LBNHC"), pages_kib=(16, 64), mib=256, device="cuda"
     ),
     tokens=ServedAgents(
-        rate=2.0, gap_cap_s=1.0, shape=_HEADS_OF_64, extra_args=_shared("1G")
+        programs=8,
+        rate=2.0,
+        gap_cap_s=1.0,
+        shape=_HEADS_OF_64,
+        extra_args=_shared("1G"),
     ),
     serve=ServedAgents(
         blocks=1024,  # 32,768 tokens, 4.3 GB: three agents

@@ -63,7 +63,7 @@ def _run_tests(stage: Stage) -> Json:
 
 
 def copies(stage: Stage) -> Verdict:
-    """`bench transfer`; loads beside small copies, by parts in flight."""
+    """`bench transfer`; loads beside small copies, by what is in flight."""
     folder = stage.folder / "transfer"
 
     def measure() -> Json:
@@ -71,9 +71,9 @@ def copies(stage: Stage) -> Verdict:
         return read(folder, "transfer")
 
     found = stage.cell("transfer", measure)
-    for parts in (0, *WINDOWS):
-        cell = partial(load_beside_small_copies, stage.sizes.pinned_bytes, parts)
-        stage.cell(f"{parts} parts in flight", cell)
+    for window in WINDOWS:
+        cell = partial(load_beside_small_copies, stage.sizes.pinned_bytes, *window)
+        stage.cell("{} parts of {} MiB in flight".format(*window), cell)
     ours = {row["arm"] for row in found["rows"]} & {"cupy"}
     return Verdict(
         [

@@ -1,7 +1,7 @@
-"""How many parts a load keeps on its stream: its speed, and what a small copy waits.
+"""What a load keeps on its stream: its speed, and what a small copy waits.
 
-Too few, and the link is idle while the engine's thread holds the interpreter; too many,
-and the model's own small copies may wait for all of them.
+Too little, and the link is idle while the engine's thread holds the interpreter; too
+much, and the model's own small copies may wait for all of it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 
 from bench.gpu.stage import Json
 from ttlcache.errors import TransferError
-from ttlcache.transfer.cupy_engine import CupyEngine, Method
+from ttlcache.transfer import cupy_engine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.host_memory import HostRanges
 from ttlcache.transfer.layout import BlockLayout, Plane
 from ttlcache.transfer.plan import Direction, plan_copies
 from ttlcache_sim.metrics import percentile
 
-WINDOWS = (3, 8, 32)
-#: As the engine does between two launches.
-_HOLDS_INTERPRETER_S = 3e-3
+#: Parts on the stream, and MiB of one; 0 parts: no loads.
+WINDOWS = ((0, 16), (3, 16), (8, 16), (32, 16), (3, 4), (12, 4), (1, 64), (3, 64))
+#: Of a step: launching it, and while the device computes.
+_HELD_S, _FREE_S = 3e-3, 5e-3
 _SMALL_BYTES, _STREAM = 4096, 0
 _PIECES = 256
 #: The first load warms up.
-_LOADS, _SMALL_ALONE = 21, 50
+_LOADS, _SMALL_ALONE = 61, 200
 
 
-def load_beside_small_copies(num_bytes: int, parts: int) -> Json:
-    """GB/s of loads, and seconds of small copies beside them; 0 parts: no loads.
+def load_beside_small_copies(num_bytes: int, parts: int, part_mib: int) -> Json:
+    """GB/s of loads, and seconds of a small copy beside them in each step.
 
     Those of a small copy are the thread's, the wait for the interpreter included.
 
@@ -50,9 +52,10 @@ def load_beside_small_copies(num_bytes: int, parts: int) -> Json:
         layout = BlockLayout.from_planes("pool", _PIECES, [Plane(device, piece, piece)])
         backwards = np.arange(_PIECES)[::-1]  # no two adjoin
         plan = plan_copies(Direction.LOAD, layout, backwards, [host], _PIECES)
-        engine = CupyEngine(
-            runtime, pinned, method=Method.COPY_2D, parts_in_flight=parts or 1
+        stack.enter_context(
+            mock.patch.object(cupy_engine, "PART_BYTES", part_mib << 20)
         )
+        engine = cupy_engine.CupyEngine(runtime, pinned, parts_in_flight=parts or 1)
         stack.callback(engine.close)
         waits_s, speeds = [], []
         for number in range(_LOADS if parts else _SMALL_ALONE):
@@ -66,6 +69,7 @@ def load_beside_small_copies(num_bytes: int, parts: int) -> Json:
                 speeds.append(num_bytes / ended.seconds / 1e9)
     return {
         "parts": parts,
+        "part_mib": part_mib,
         "gb_per_s": float(np.median(speeds[1:])) if parts else 0.0,
         "small_copies": len(waits_s),
         "small_copy_p50_s": percentile(waits_s, 50),
@@ -86,7 +90,11 @@ def _both_sides(
 
 
 def _small_copies(
-    runtime: CupyRuntime, engine: CupyEngine, device: int, host: int, event: int
+    runtime: CupyRuntime,
+    engine: cupy_engine.CupyEngine,
+    device: int,
+    host: int,
+    event: int,
 ) -> Iterator[float]:
     """Seconds of one after the other, until the engine's load has ended."""
     while True:
@@ -97,7 +105,8 @@ def _small_copies(
         runtime.wait(event)
         ended_s = time.perf_counter()
         yield ended_s - begun_s
-        while time.perf_counter() - ended_s < _HOLDS_INTERPRETER_S:
+        while time.perf_counter() - ended_s < _HELD_S:
             pass
+        time.sleep(_FREE_S)
         if engine.flush(0.0):
             return

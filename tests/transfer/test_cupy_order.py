@@ -242,12 +242,15 @@ def test_calibration_ranks_what_this_device_can_do(ranking):
 
 
 @pytest.mark.parametrize(
-    ("kernel_cost", "first"), [(0.95, Method.BATCH), (0.5, Method.KERNEL)]
+    ("dear", "flat"),
+    [(Method.KERNEL, False), (Method.KERNEL, True), (Method.COPY_2D, True)],
 )
-def test_a_kernel_must_win_clearly(kernel_cost, first):
-    probe = STORE, False, 128 << 10
-    costs = {Method.BATCH: 1.0, Method.KERNEL: kernel_cost}
-    assert Ranking({Probe(*probe): costs}).order(*probe)[0] is first
+def test_what_holds_up_the_model_or_the_thread_must_win_clearly(dear, flat):
+    def first(cost):
+        costs = {Method.BATCH: 1.0, dear: cost}
+        return Ranking({Probe(STORE, flat, 1 << 17): costs}).order(STORE, flat, 1 << 17)
+
+    assert [first(cost)[0] for cost in (0.95, 0.5)] == [Method.BATCH, dear]
 
 
 def test_a_method_that_fails_is_not_ranked_and_the_others_are():
