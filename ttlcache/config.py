@@ -97,17 +97,18 @@ class TTLCacheConfig(BaseModel):
         "default: the server's --tool-call-parser. none: outputs are not read, only "
         "hints name tools.",
     )
-    lower_tier: Literal["none", "cpu", "lmcache"] = Field(
-        default="none",
+    lower_tier: Literal["auto", "none", "cpu", "lmcache"] = Field(
+        default="auto",
         description="Where KV goes that GPU memory gives up: nowhere, to host memory "
-        "of this engine (cpu), or to an LMCache server.",
+        "of this engine (cpu), or to an LMCache server. auto: cpu on a GPU, or with "
+        "cpu_gb; else none.",
     )
-    cpu_gb: float = Field(
-        default=8.0,
+    cpu_gb: float | None = Field(
+        default=None,
         gt=0.0,
         allow_inf_nan=False,
         description="With lower_tier cpu: host memory in GB (1e9 bytes), all ranks of "
-        "the engine together.",
+        "the engine together. Default: a quarter of what is free, at most 16 a rank.",
     )
     demote: Literal["on-pressure", "on-expiry", "write-through"] = Field(
         default="on-pressure",
@@ -132,6 +133,11 @@ class TTLCacheConfig(BaseModel):
     def observes(self) -> bool:
         """Whether pins are kept in tables alone, and nothing else is changed."""
         return self.policy == "observe"
+
+    @property
+    def has_lower_tier(self) -> bool:
+        """Of "auto" the connector's plugin makes "cpu", where that is what it means."""
+        return self.lower_tier not in ("auto", "none")
 
     @property
     def reads_outputs(self) -> bool:
@@ -166,7 +172,7 @@ def admission_in_force(config: TTLCacheConfig) -> str:
         return config.admission
     by_program = ordering_in_force(config) in PROGRAM_ORDERINGS
     ours = config.policy == "adaptive" and by_program
-    return "room-to-grow" if ours and config.lower_tier == "none" else "none"
+    return "room-to-grow" if ours and not config.has_lower_tier else "none"
 
 
 def max_wait_in_force(config: TTLCacheConfig) -> float | None:
@@ -223,7 +229,7 @@ def _check_observes(config: TTLCacheConfig) -> None:
     for key, harmless in (
         ("ordering", ("auto", "request-fcfs")),
         ("admission", ("auto", "none")),
-        ("lower_tier", ("none",)),
+        ("lower_tier", ("auto", "none")),
     ):
         value = getattr(config, key)
         if config.observes and value not in harmless:

@@ -115,11 +115,13 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
         from ttlcache_connector.engine import vllm_internals
+        from ttlcache_connector.tiers.cpu.tier import defaults_in_force
 
+        extra |= defaults_in_force(vllm_config, load_config(extra))
         config = load_config(extra)
         vllm_options.check(vllm_config, config)
         vllm_internals.install_middleware(MIDDLEWARE)
-        if config.lower_tier != "none":
+        if config.has_lower_tier:
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         _choose_scheduler(vllm_config.scheduler_config)

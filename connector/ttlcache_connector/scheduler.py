@@ -35,7 +35,7 @@ class ProgramScheduling:
         self.waiting = ProgramQueue(connector, default_clock().now_s)
         # vLLM defers frees so that a connector's load cannot overwrite blocks
         # that an in-flight step still writes. Pins alone load nothing.
-        loads = config.lower_tier != "none"
+        loads = config.has_lower_tier
         if self.connector is connector and not loads:  # type: ignore[attr-defined]
             self.defer_block_free = False
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)

@@ -58,7 +58,7 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
             "that is held back would stand before programs under way)"
         )
     role = vllm_config.kv_transfer_config.kv_role
-    if config.lower_tier != "none" and role == "kv_producer":
+    if config.has_lower_tier and role == "kv_producer":
         raise ConfigError(
             "kv_role has value 'kv_producer', expected: 'kv_both' with "
             f'"lower_tier": {config.lower_tier!r} (vLLM lets only a consumer\'s loads '
@@ -119,13 +119,13 @@ def missing(
             "the growing prompt, not by agents' own headers, fields and URLs; there "
             "are no /ttlcache/… routes and no ttlcache_* metrics"
         )
-    if config.lower_tier == "none":
+    if not config.has_lower_tier:
         is_alone = transfer.kv_connector == "TTLConnector"
         has_gpu = vllm_config.device_config.device_type == "cuda"
         generates = vllm_config.model_config.runner_type != "pooling"
         if is_alone and has_gpu and generates and not config.observes:
             yield (
-                "lower_tier is none: what pins lose is prefilled again, and turns wait "
+                "no lower tier: what pins lose is prefilled again, and turns wait "
                 "longer than with host memory below the pins (docs/tiers.md)"
             )
         return

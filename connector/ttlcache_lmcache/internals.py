@@ -37,10 +37,6 @@ class DeferredStores:
         """Not a running request under an id that a client uses again."""
         return bool(self._manager._requests.is_finished(request_id))
 
-    def has_in_flight(self, request_id: str) -> bool:
-        """Whether a store of the request lacks the receipt of a rank."""
-        return bool(self._manager._requests.has_in_flight(request_id))
-
     def references(self) -> dict[int, int]:
         """References held for stores under way, per block id."""
         slots = self._manager._requests._slots.values()

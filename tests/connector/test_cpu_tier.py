@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 
 from tests.connector.fake_tier import extra
 from tests.e2e.tier_bytes.worker import (
@@ -23,10 +26,12 @@ from tests.e2e.tier_bytes.worker import (
     step_until,
     use_free_memory,
 )
+from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import unpinned_turns
 from ttlcache_connector.tiers.cpu import budget, demotions, worker
+from ttlcache_connector.tiers.cpu import tier as cpu_tier
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 from ttlcache_sim.harness import EngineSpec
 
@@ -408,8 +413,83 @@ def test_memory_is_resident_at_the_start_or_refused(make_worker, monkeypatch, tm
     assert budget.available_bytes() > 4_000_000
     (tmp_path / "memory.max").write_text("4000100\n")
     assert budget.available_bytes() == 100
-    with pytest.raises(ConfigError, match="of host memory wanted"):
+    with pytest.raises(ConfigError, match=r"'cpu_gb'.*at most 1e-07, what this host"):
         make_worker()
+
+
+@pytest.mark.parametrize("fails", ["allocate", "whole_blocks", "make_engines"])
+def test_without_memory_to_copy_to_every_turn_is_prefilled(
+    make_worker, monkeypatch, caplog, fails
+):
+    def fail(*_: object) -> None:
+        raise TransferError("none of it")
+
+    monkeypatch.setattr(worker, fails, fail)
+    monkeypatch.setattr(worker, "log", logging.getLogger("tests.cpu_tier"))
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    assert returns(engine, "a", context) == 0
+    (told,) = (text for text in caplog.messages if "no CPU tier" in text)
+    assert told.endswith("none of it")
+    role = engine.connector.scheduler_role
+    assert role.parts.controller.telemetry.metrics.totals["demotions", "failed"] > 0
+    assert not engine.moved
+
+
+#: A GPU that has all that "auto" asks for.
+ENGINE = {
+    "kv_transfer_config": ("TTLConnector", "kv_both"),
+    "runner_type": "generate",
+    "has_inner_state": False,
+    "world_size": 1,
+    "data_parallel_size_local": 1,
+    "nnodes": 1,
+    "pipeline_parallel_size": 1,
+    "free_gb": 200.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("differs", "settings", "tier", "cpu_gb"),
+    [
+        ({}, {}, "cpu", 16.0),
+        ({}, {"cpu_gb": 90.0}, "cpu", 90.0),
+        ({}, {"lower_tier": "none"}, "none", None),
+        ({}, {"policy": "observe"}, "none", None),
+        ({"world_size": 2}, {}, "cpu", 32.0),
+        ({"data_parallel_size_local": 8}, {}, "cpu", 6.25),
+        ({"free_gb": 3.9}, {}, "none", None),
+        ({"free_gb": 3.9}, {"lower_tier": "cpu"}, "cpu", 3.9 / 4),
+        ({"runner_type": "pooling"}, {}, "none", None),
+        ({"has_inner_state": True}, {}, "none", None),
+        ({"nnodes": 2}, {}, "none", None),
+        ({"pipeline_parallel_size": 2}, {}, "none", None),
+        ({"kv_transfer_config": ("MultiConnector", "kv_both")}, {}, "none", None),
+        ({"kv_transfer_config": ("TTLConnector", "kv_producer")}, {}, "none", None),
+        ({"gpu": False}, {}, "none", None),
+        ({"gpu": False}, {"cpu_gb": 9.0}, "cpu", 9.0),
+        ({"gpu": False}, {"cpu_gb": 9.0, "policy": "observe"}, "none", None),
+        ({"cupy": False}, {}, "none", None),
+    ],
+)
+def test_auto_is_the_cpu_tier_where_nothing_is_against_it(
+    monkeypatch, differs, settings, tier, cpu_gb
+):
+    has = {"gpu": True, "cupy": True, **ENGINE, **differs}
+    name, role = has["kv_transfer_config"]
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector=name, kv_role=role),
+        parallel_config=SimpleNamespace(**has),
+        model_config=SimpleNamespace(**has),
+    )
+    found = object() if has["cupy"] else None
+    monkeypatch.setattr(cpu_tier, "find_spec", lambda _: found)
+    monkeypatch.setattr(current_platform, "is_cuda", lambda: has["gpu"])
+    monkeypatch.setattr(budget, "available_bytes", lambda: has["free_gb"] * 1e9)
+    in_force = cpu_tier.defaults_in_force(vllm_config, load_config(settings))
+    assert in_force.pop("cpu_gb", None) == (cpu_gb and pytest.approx(cpu_gb))
+    assert in_force == {"lower_tier": tier}
 
 
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])

@@ -255,7 +255,7 @@ def test_a_gpu_without_a_lower_tier_is_said(extra, lines):
     vllm_config.device_config.device_type = "cuda"
     told = list(vllm_options.missing(vllm_config, arguments, config))
     assert len(told) == lines
-    assert all("lower_tier is none" in sentence for sentence in told)
+    assert all("no lower tier: what pins lose" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize("hashes_ahead", [False, True])

@@ -24,7 +24,7 @@ WRONG = {
     "program_idle_s": (["900", None, True], [0, -1, math.inf, math.nan]),
     "tool_call_parser": ([1, True, ["hermes"]], []),
     "lower_tier": ([1, None, True], ["disk", "", "LMCache"]),
-    "cpu_gb": (["8", None, True], [0.0, -1.0, math.inf, math.nan]),
+    "cpu_gb": (["8", True], [0.0, -1.0, math.inf, math.nan]),
     "demote": ([1, None, True], ["expiry", ""]),
     "profile_path": ([1, True, ["p"]], []),
     "record_path": ([1, True, ["p"]], []),

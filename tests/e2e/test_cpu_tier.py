@@ -39,10 +39,21 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiny_model, tmp_path, vani
         assert agent.reloads() >= 0.5 * PROGRAMS
 
 
-def test_a_sliding_window_beside_full_attention(tiny_model, tmp_path):
-    """Two KV cache groups: turns go down and come back, window and all."""
-    model = window_model(tmp_path / "model", tiny_model)
-    with serving(model, tmp_path / "vllm.log", 100, CPU) as agent:
+RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+
+
+@pytest.mark.parametrize(
+    ("has_window", "blocks", "flags"),
+    [(True, 100, ()), pytest.param(False, 70, RANKS, marks=pytest.mark.nightly)],
+    ids=["a sliding window beside full attention", "tensor parallel ranks"],
+)
+def test_turns_go_down_and_come_back(tiny_model, tmp_path, has_window, blocks, flags):
+    """Two KV cache groups, window and all; two ranks, each with its share."""
+    model = tiny_model
+    if has_window:
+        model = window_model(tmp_path / "model", tiny_model)
+    log = tmp_path / "vllm.log"
+    with serving(model, log, blocks, CPU, extra_args=flags) as agent:
         some = range(20)
         with ThreadPoolExecutor(4) as pool:
             firsts = list(pool.map(lambda i: agent.first(i, "same"), some))

@@ -98,7 +98,7 @@ def findings(
         yield from _settings(settings)
     if has_vllm:
         yield _guess("GPU", _gpu)
-    if has_vllm and settings is not None and settings.lower_tier != "none":
+    if has_vllm and settings is not None and settings.has_lower_tier:
         yield _guess("lower tier", lambda: _lower_tier(settings))
     yield from _lmcache_plugins(lmcache)
     yield from doctor_template.findings(model, chat_template)
@@ -215,7 +215,8 @@ def _lower_tier(settings: TTLCacheConfig) -> Finding:
 
     kind = settings.lower_tier
     TIERS[kind].check(settings)
-    text = f"{settings.cpu_gb:g} GB" if kind == "cpu" else compat.lmcache_version()
+    size = f"{settings.cpu_gb:g} GB" if settings.cpu_gb else "of its default size"
+    text = size if kind == "cpu" else compat.lmcache_version()
     return Finding(OK, "lower tier", f"{kind} {text}")
 
 
@@ -293,7 +294,7 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
 
 def _server_settings(settings: Mapping[str, Any]) -> Iterator[Finding]:
     """As the server has them; it may be of another version."""
-    known = TTLCacheConfig().model_dump()
+    known = TTLCacheConfig(lower_tier="none").model_dump()
     versions = f"{settings.get('ttlcache')} on vLLM {settings.get('vllm')}"
     yield Finding(OK, "server's ttlcache", versions)
     yield Finding(OK, "server's policy", _policy({**known, **settings}))

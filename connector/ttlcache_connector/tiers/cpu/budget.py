@@ -12,6 +12,17 @@ from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError, TransferError
 
 CGROUP = Path("/sys/fs/cgroup")
+#: `cpu_gb` where none is given: a share of what is free, and on a rank no more, which
+#: is seconds of each start.
+_FREE_SHARE, _MOST_GB = 1 / 4, 16.0
+#: And where nothing counted what is free (`tier.defaults_in_force`).
+MIN_GB = 1.0
+#: Options of vLLM that cut a request's KV along its length or the model's depth.
+UNCUT = (
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+)
 
 
 def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any) -> int:
@@ -24,11 +35,7 @@ def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any)
             ranks differ in the size of a block, or in the tokens of one.
     """
     parallel = vllm_config.parallel_config
-    for option in (
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
+    for option in UNCUT:
         if getattr(parallel, option, 1) > 1:
             raise ConfigError(
                 f"{option} has value {getattr(parallel, option)}, expected: 1 with "
@@ -36,14 +43,27 @@ def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any)
             )
     size = block_bytes(kv_cache_config)
     ranks = parallel.world_size
-    count = int(config.cpu_gb * 1e9 / ranks) // size
+    cpu_gb = config.cpu_gb or MIN_GB
+    count = int(cpu_gb * 1e9 / ranks) // size
     if count < 2:
         raise ConfigError(
-            f"key 'cpu_gb' has value {config.cpu_gb:g}, expected: at least "
+            f"key 'cpu_gb' has value {cpu_gb:g}, expected: at least "
             f"{2 * size * ranks / 1e9:.3g} for this model's blocks of "
             f"{size} bytes on {ranks} rank(s)"
         )
     return count
+
+
+def free_gb(parallel_config: Any) -> float:
+    """Of host memory, for each engine that starts on this host."""
+    engines: int = max(parallel_config.data_parallel_size_local, 1)
+    return available_bytes() / 1e9 / engines
+
+
+def default_gb(parallel_config: Any) -> float:
+    """`cpu_gb` where none is given."""
+    most_gb: float = _MOST_GB * parallel_config.world_size
+    return min(free_gb(parallel_config) * _FREE_SHARE, most_gb)
 
 
 def block_bytes(kv_cache_config: Any) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
+from vllm.platforms import current_platform
+
 from ttlcache.config import TTLCacheConfig
+from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
-from ttlcache_connector.tiers.cpu.budget import count_blocks
+from ttlcache_connector.tiers.cpu import budget
 
 
 class CPU(LowerTier):
@@ -21,7 +25,7 @@ class CPU(LowerTier):
     ) -> SchedulerTier:
         from ttlcache_connector.tiers.cpu.scheduler import CPUSchedulerTier
 
-        blocks = count_blocks(config, vllm_config, kv_cache_config)
+        blocks = budget.count_blocks(config, vllm_config, kv_cache_config)
         return CPUSchedulerTier(config, vllm_config, kv_cache_config, blocks)
 
     def worker_half(
@@ -29,5 +33,49 @@ class CPU(LowerTier):
     ) -> WorkerTier:
         from ttlcache_connector.tiers.cpu.worker import CPUWorkerTier
 
-        blocks = count_blocks(config, vllm_config, kv_cache_config)
+        blocks = budget.count_blocks(config, vllm_config, kv_cache_config)
         return CPUWorkerTier(kv_cache_config, blocks)
+
+
+def defaults_in_force(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
+    """The keys that "auto" and None stand for.
+
+    Called where the engines of this host are still counted: their processes are not
+    told of each other.
+
+    Raises:
+        ConfigError: more memory is wanted than there is.
+    """
+    tier, parallel = config.lower_tier, vllm_config.parallel_config
+    if tier == "auto":
+        is_wanted = config.cpu_gb is not None and not config.observes
+        is_wanted = is_wanted or _is_meant_by_auto(vllm_config, config)
+        tier = "cpu" if is_wanted else "none"
+    if tier != "cpu":
+        return {"lower_tier": tier}
+    cpu_gb = config.cpu_gb or budget.default_gb(parallel)
+    free_gb = budget.free_gb(parallel)
+    if cpu_gb > free_gb and parallel.nnodes == 1:
+        raise ConfigError(
+            f"key 'cpu_gb' has value {cpu_gb:g}, expected: at most {free_gb:.3g}, what "
+            "this host has left for each engine"
+        )
+    return {"lower_tier": tier, "cpu_gb": cpu_gb}
+
+
+def _is_meant_by_auto(vllm_config: Any, config: TTLCacheConfig) -> bool:
+    """Without `cpu_gb`: on NVIDIA GPUs of one host, with CuPy, free memory, and nothing
+    beside it that moves KV; recurrent states were not tried."""
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    model = vllm_config.model_config
+    return (
+        current_platform.is_cuda()
+        and find_spec("cupy") is not None
+        and (transfer.kv_connector, transfer.kv_role) == ("TTLConnector", "kv_both")
+        and model.runner_type != "pooling"
+        and not model.has_inner_state
+        and not config.observes
+        and parallel.nnodes == 1
+        and all(getattr(parallel, option, 1) == 1 for option in budget.UNCUT)
+        and budget.default_gb(parallel) >= budget.MIN_GB
+    )

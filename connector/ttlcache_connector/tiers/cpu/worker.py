@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ttlcache.errors import ConfigError, TransferError
+from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.transfer import Direction, TransferEngine, plan_copies
+from ttlcache.transfer import (
+    Direction,
+    ReferenceEngine,
+    TransferEngine,
+    plan_copies,
+)
 from ttlcache.transfer.base import Outcome, Ticket
-from ttlcache_connector.copy.engines import make_engines
+from ttlcache_connector.copy.engines import CopyEngines, make_engines
 from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
@@ -122,6 +127,8 @@ class CPUWorkerTier(WorkerTier):
         self._report = CopyReport()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Without memory that can be copied to, every copy is refused."""
+        self._host: torch.Tensor | None = None
         try:
             self._layout = whole_blocks(kv_caches, self._config.num_blocks)
             self._device = next(iter(kv_caches.values())).device
@@ -134,20 +141,21 @@ class CPUWorkerTier(WorkerTier):
             memory = allocate(num_bytes)
             self._engines = make_engines(self._device)
             self._engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
+            self._host = memory.view(self._num_blocks, -1)
+            log.info(
+                "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), "
+                "moved by the %s engine",
+                self._num_blocks - 1,
+                self._layout.block_bytes,
+                num_bytes / 1e9,
+                self._engines.name,
+            )
         except (TransferError, RuntimeError) as error:
-            raise ConfigError(f"lower_tier 'cpu': {error}") from error
-        self._host = memory.view(self._num_blocks, -1)
+            log.error("ttlcache: no CPU tier on this rank: %s", error)
+            self._engines = CopyEngines(ReferenceEngine(), ReferenceEngine())
         self._stores, self._loads = (
             CopyQueue(direction, self._engines.engine(direction), self.metrics)
             for direction in Direction
-        )
-        log.info(
-            "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), moved "
-            "by the %s engine",
-            self._num_blocks - 1,
-            self._layout.block_bytes,
-            num_bytes / 1e9,
-            self._engines.name,
         )
 
     def load(self, metadata: TierMetadata) -> None:
@@ -163,7 +171,9 @@ class CPUWorkerTier(WorkerTier):
 
     def _start(self, queue: CopyQueue, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
-        if not copies:
+        if self._host is None:
+            queue.refuse(copies)
+        if self._host is None or not copies:
             return
         event = None
         if self._device.type == "cuda":

@@ -1,26 +1,16 @@
-"""Lookups of waiting requests at LMCache: begin, poll, and redo when stale.
+"""Lookups of waiting requests at LMCache: begin and poll.
 
 LMCache answers between steps, and its connector looks once a step, twice for each
 lookup: without more, a request that could have begun waits for two or three steps, each
 of which may be a prefill of a tenth of a second. So answers, a millisecond away, are
 waited for a little within the step.
-
-LMCache also answers every later question about a waiting request as it answered the
-first. A request may wait for long, though, and lose its pin meanwhile: what is stored
-then is found only by a lookup that begins after its copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from lmcache.integration.vllm.lmcache_mp_metadata import (
-    LMCacheMPRequestMetadata,
-    LMCacheMPRequestState,
-    LMCacheMPRequestTracker,
-)
 
 from ttlcache_connector.tiers.base import Match
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
@@ -47,14 +37,11 @@ class Lookups:
         """
         Args:
             inner: LMCache's connector, scheduler role.
-            salts: unlocks what a lookup found that is given back.
+            salts: make LMCache's record of a request.
         """
         self._inner = inner
         self._adapter = inner.scheduler_adapter
         self._salts = salts
-        self.stale = StaleLookups(
-            self._adapter, inner.request_trackers, self._give_back
-        )
         self._wait = LookupWait(self._adapter, now_s)
         self._open: dict[str, None] = {}  # without an answer yet
         self._answered: set[str] = set()  # those that `match` has told
@@ -67,8 +54,6 @@ class Lookups:
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
         """As `SchedulerTier.match`."""
         request_id = request.request_id
-        if self.stale.renew_if_stale(request_id, hit_tokens):
-            return Match(None)
         tracker = self._salts.tracker_of(request)
         if request_id not in internals.open_lookups(self._adapter):
             chunk = self._adapter.lmcache_tokens_per_chunk
@@ -90,8 +75,9 @@ class Lookups:
 
     def end(self, request_id: str) -> None:
         """The request waits no longer."""
-        self._forget(request_id)
-        self.stale.forget(request_id)
+        self._wait.forget(request_id)
+        self._open.pop(request_id, None)
+        self._answered.discard(request_id)
 
     def next_step(self) -> None:
         """Look at open lookups, whatever vLLM asks for in the step to come.
@@ -106,19 +92,6 @@ class Lookups:
                 continue
             if self._adapter.check_lookup_result(request_id) is None:
                 self._open[request_id] = None
-
-    def reset(self) -> None:
-        """What is stored is worthless."""
-        self.stale.reset()
-
-    def _give_back(self, request_id: str) -> None:
-        self._salts.orphan_lookup(request_id)
-        self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        self._wait.forget(request_id)
-        self._open.pop(request_id, None)
-        self._answered.discard(request_id)
 
 
 class LookupWait:
@@ -158,106 +131,3 @@ class LookupWait:
         # One that waits for the disk is asked again and again: never for long.
         self._left_of[request_id] = own_s - max(took_s, MAX_WAIT_S / 8)
         return came
-
-
-class StaleLookups:
-    """Lookups that were answered before what they looked for was stored."""
-
-    def __init__(
-        self,
-        adapter: Any,
-        trackers: Mapping[str, LMCacheMPRequestTracker],
-        give_back: Callable[[str], None],
-    ) -> None:
-        """
-        Args:
-            adapter: LMCache's, of the scheduler.
-            trackers: what LMCache knows of each request.
-            give_back: forgets a request's lookup, and unlocks what it found.
-        """
-        self._adapter = adapter
-        self._trackers = trackers
-        self._give_back = give_back
-        self._chunk = adapter.lmcache_tokens_per_chunk
-        self._copies: dict[str, LMCacheMPRequestMetadata] = {}
-        # Of waiting requests that looked too early: tokens that are stored by now.
-        self._stored_tokens: dict[str, int] = {}
-
-    def on_copies_start(self, stores: Mapping[str, LMCacheMPRequestMetadata]) -> None:
-        """The stores that workers begin in this step."""
-        self._copies.update(stores)
-
-    def on_copy_failed(self, request_id: str) -> None:
-        """On one rank at least: lookups find what they found before."""
-        self._copies.pop(request_id, None)
-
-    def on_copy_end(self, request_id: str) -> None:
-        """On all ranks: a waiting request that continues it looked too early."""
-        stored = self._copies.pop(request_id, None)
-        if stored is None:
-            return
-        context = stored.op.token_ids[: stored.op.end]
-        for waiting in internals.open_lookups(self._adapter):
-            tracker = self._trackers.get(waiting)
-            if (
-                tracker is None
-                or tracker.state is not LMCacheMPRequestState.PREFETCHING
-                or tracker.cache_salt != stored.cache_salt
-            ):
-                continue
-            found = tracker.num_lmcache_hit_tokens
-            tokens = tracker.all_token_ids
-            if tracker.mm_adjusted_prompt_ids:
-                tokens = tracker.get_token_ids()
-            stored_tokens = self._common_tokens(tokens, context, found)
-            if stored_tokens > found:
-                self._stored_tokens[waiting] = max(
-                    stored_tokens, self._stored_tokens.get(waiting, 0)
-                )
-
-    def forget(self, request_id: str) -> None:
-        """The request waits no longer."""
-        self._stored_tokens.pop(request_id, None)
-
-    def reset(self) -> None:
-        """What is stored is worthless."""
-        self._copies.clear()
-        self._stored_tokens.clear()
-
-    def renew_if_stale(self, request_id: str, hit_tokens: int) -> bool:
-        """Whether to ask again in the next step, with a new lookup if need be.
-
-        A lookup that missed what is there by now is given back, and a step later a new
-        one begins: LMCache's server does not promise to take what is sent about one
-        request in its order.
-
-        Args:
-            hit_tokens: what GPU memory holds of the request now.
-        """
-        stored_tokens = self._stored_tokens.get(request_id, 0)
-        if stored_tokens <= hit_tokens:
-            return False
-        found = self._adapter.check_lookup_result(request_id)
-        if found is None:
-            return True
-        self.forget(request_id)
-        if found >= stored_tokens:
-            return False
-        self._give_back(request_id)
-        tracker = self._trackers[request_id]
-        tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
-        return True
-
-    def _common_tokens(
-        self, tokens: Sequence[int], context: Sequence[int], known: int
-    ) -> int:
-        """How far both are alike, in whole chunks, where they are up to `known`.
-
-        Most requests part from a context in its first chunk after what they found.
-        """
-        end, size = known, self._chunk
-        while end + size <= len(context):
-            if list(tokens[end : end + size]) != context[end : end + size]:
-                break
-            end += size
-        return end

@@ -116,8 +116,6 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
                 inner.add_request_metadata(store)
             for request_id in actions.sessions_to_end:
                 self._adapter.end_session(request_id)
-        stores = {r.request_id: r for r in inner.requests if r.direction == "STORE"}
-        self._lookups.stale.on_copies_start(stores)
         return TierMetadata(inner, stores_before_forward=self._mode != "write-through")
 
     def on_worker_output(self, output: KVConnectorOutput) -> None:
@@ -125,9 +123,8 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
             for request_id in stores.completed_store_requests:
-                self._on_copy_end(
-                    request_id, is_lost=request_id in stores.failed_store_requests
-                )
+                is_lost = request_id in stores.failed_store_requests
+                self._events.demotions.append("failed" if is_lost else "stored")
         load_s = load_times(stores)
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
@@ -146,22 +143,11 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         events.releasable = self._queue.take_releasable()
         return events
 
-    def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
-        """On one rank."""
-        self._events.demotions.append("failed" if is_lost else "stored")
-        if not is_lost and self._deferred.has_in_flight(request_id):
-            return  # other ranks' receipts are to come
-        if is_lost:
-            self._lookups.stale.on_copy_failed(request_id)
-        else:
-            self._lookups.stale.on_copy_end(request_id)
-
     def has_work(self) -> bool:
         ours = self._queue.has_due or self._orphans
         return bool(ours or self._inner.has_pending_push_work())
 
     def reset(self) -> bool:
-        self._lookups.reset()
         self._salts.start_generation()
         return True
 
