@@ -61,8 +61,8 @@ def test_connectors_above_lmcache_servers_of_their_own(tmp_path, tiny_model):
     output_of(
         app,
         *("settings", "--with", "vanilla", "--with", "lmcache", "--with", below),
-        *("--no-hints", "--programs", "4", "--at-once", "3", "--rounds", "1"),
-        *("--blocks", "97", "--token-scale", "0.02", "--chunk-tokens", "32"),
+        *("--no-hints", "--programs", "4", "--at-once", "4", "--rounds", "1"),
+        *("--blocks", "97", "--token-scale", "0.035", "--chunk-tokens", "32"),
         *("--cpu-gb", "0.25", "--out", tmp_path, "--model", tiny_model),
     )
     told = result_in(tmp_path)
