@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.connector.conftest import HOLD_5S, HOLD_ALL, begin, free, pinned, start
@@ -80,3 +81,39 @@ def test_ranks_of_decode_context_parallelism_share_a_block(clock):
     for block in blocks:
         block._block_hash = b"hashed"
     assert holder.candidate(([b.block_id for b in blocks],)).kv_tokens == 96
+
+
+def test_a_turn_with_recurrent_layers_is_pinned_with_its_last_cached_state(make_engine):
+    engine = make_engine(num_blocks=60, mamba_mode="align", extra_config=HOLD_ALL)
+    first = start(engine, "A", 400)
+    engine.run()
+    assert pinned(engine) == 400 // 16 + 1  # attention and one state
+    for other in "BCD":  # each takes almost all that is free
+        start(engine, other, 450, is_last_step=True)
+        engine.run()
+    context = [*first.all_token_ids, *range(7, 30)]
+    engine.add("A-2", context, hints={"program_id": "A"})
+    (second,) = engine.step().scheduled_new_reqs
+    assert second.num_computed_tokens == 400
+
+
+@pytest.mark.parametrize("end", ["finished", "aborted", "preempted", "reset"])
+def test_states_of_running_requests_are_not_given_up(make_engine, end):
+    engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=HOLD_ALL)
+    request = start(engine, "A", 40, max_tokens=60)
+    states, seen = engine.holder.states, set()
+    while request.num_output_tokens < 50:
+        engine.step()
+        seen.add(tuple(states.refs))
+    assert {len(refs) for refs in seen} == {0, 1}
+    assert len(seen) >= 4  # each gives way to the next one
+    if end == "finished":
+        engine.run()
+    elif end == "aborted":
+        engine.abort(request.request_id)
+    elif end == "reset":
+        assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    else:
+        engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        engine.run()
+    assert not states.refs

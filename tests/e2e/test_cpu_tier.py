@@ -1,6 +1,6 @@
 """A vLLM server with the CPU tier in the box: the tokens of a run without any cache.
 
-Models of several shapes of KV cache: full attention, a sliding window beside it.
+Models of several shapes of KV cache: full attention, sliding windows or states beside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.serve.tiny_model import build
 from tests.e2e.above_tier import AboveTier, serving
 from tests.e2e.conftest import HOLD, start_server
 from tests.e2e.loads import KEPT, PROGRAMS
-from tests.e2e.models import window_model
+from tests.e2e.models import RECURRENT, recurrent_model, window_model
 
 pytestmark = pytest.mark.e2e
 
@@ -43,15 +43,17 @@ RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 
 
 @pytest.mark.parametrize(
-    ("has_window", "blocks", "flags"),
-    [(True, 100, ()), pytest.param(False, 70, RANKS, marks=pytest.mark.nightly)],
-    ids=["a sliding window beside full attention", "tensor parallel ranks"],
+    ("shape", "blocks", "flags"),
+    [
+        (window_model, 100, ()),
+        (recurrent_model, 70, RECURRENT),
+        pytest.param(None, 70, RANKS, marks=pytest.mark.nightly),
+    ],
+    ids=["a sliding window", "recurrent states", "tensor parallel ranks"],
 )
-def test_turns_go_down_and_come_back(tiny_model, tmp_path, has_window, blocks, flags):
-    """Two KV cache groups, window and all; two ranks, each with its share."""
-    model = tiny_model
-    if has_window:
-        model = window_model(tmp_path / "model", tiny_model)
+def test_turns_go_down_and_come_back(tiny_model, tmp_path, shape, blocks, flags):
+    """Of several KV cache groups, window, states and all; of ranks, each its share."""
+    model = tiny_model if shape is None else shape(tmp_path / "model", tiny_model)
     log = tmp_path / "vllm.log"
     with serving(model, log, blocks, CPU, extra_args=flags) as agent:
         some = range(20)

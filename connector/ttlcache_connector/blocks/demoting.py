@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+    from ttlcache_connector.blocks.recurrent_states import RecurrentStates
+
 #: Outcomes of pins whose turn may still be continued.
 _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 
@@ -43,12 +45,13 @@ class DemotingBlocks(PinnedBlocks):
         unpinned: UnpinnedTurns,
         stores: TierDemotions,
         report_turn: Callable[[TurnEnd], None],
+        states: RecurrentStates | None = None,
     ) -> None:
         """
         Args:
             report_turn: the tier's, guarded: called where a pin's program has ended.
         """
-        super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs)
+        super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs, states)
         self.unpinned = unpinned
         self._stores = stores
         self._report_turn = report_turn

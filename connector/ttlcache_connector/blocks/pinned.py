@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.counterfactual_lru import CounterfactualLRU, can_be_hit
+from ttlcache_connector.blocks.recurrent_states import RecurrentStates
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -61,13 +62,16 @@ class PinnedBlocks:
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
         unpinned_refs: Mapping[int, int] | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
             unpinned_refs: references of `UnpinnedTurns`, by block id, as they change.
+            states: of a model with recurrent layers.
         """
+        self.states = states
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.
         self.is_divisible = len(group_block_tokens) == 1
@@ -192,13 +196,15 @@ class PinnedBlocks:
 
     def references(self) -> dict[int, int]:
         """Our references per block id, for the invariant checker."""
-        return dict(self._refs)
+        return dict(self._refs + self.states.refs if self.states else self._refs)
 
     def drop_all(self) -> int:
         """Give back every reference, whatever any table says; returns blocks freed.
 
         The last resort: it asks nothing that may have failed before.
         """
+        if self.states is not None:
+            self.states.drop_all()
         freed = 0
         while self.held:
             pin_id = next(iter(self.held))

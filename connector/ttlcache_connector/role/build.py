@@ -12,6 +12,7 @@ from ttlcache.controller import Controller
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
+from ttlcache_connector.blocks.recurrent_states import RecurrentStates
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns, room_blocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
@@ -100,6 +101,7 @@ class SchedulerRoleBuilder:
     def _parts(self, manager: KVCacheManager) -> Parts:
         pool, lower, engine = manager.block_pool, self._lower, self.engine
         sizes = [group.block_tokens for group in groups_of(manager)]
+        states = RecurrentStates.of(manager)
         demoting: DemotingBlocks | None = None
         if lower.is_set:
             lower.tier.bind(manager)
@@ -107,9 +109,17 @@ class SchedulerRoleBuilder:
             count = self._metrics.count
             unpinned = UnpinnedTurns(pool, sizes, stores, self._clock, room, count)
             demoting = DemotingBlocks(
-                pool, sizes, engine.queue_counts, unpinned, stores, lower.report_turn
+                pool,
+                sizes,
+                engine.queue_counts,
+                unpinned,
+                stores,
+                lower.report_turn,
+                states,
             )
-        holder = demoting or PinnedBlocks(pool, sizes, engine.queue_counts)
+        holder = demoting or PinnedBlocks(
+            pool, sizes, engine.queue_counts, states=states
+        )
         controller = Controller(
             self._config,
             self._clock,

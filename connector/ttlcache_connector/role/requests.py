@@ -142,6 +142,8 @@ class RequestEvents:
         if self._demoting is not None and record is not None:
             self._demoting.unpinned.on_program_resumed(record.program)
         self._prefills.start(request)
+        if self._holder.states is not None:
+            self._holder.states.on_allocated(request)
 
     @guarded()
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -156,6 +158,9 @@ class RequestEvents:
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
         kept_ids = block_ids if completed else no_blocks(block_ids)
+        if completed and holder.states is not None:
+            hit = holder.states.blocks_of_hit(request)
+            kept_ids = tuple([block.block_id for block in group] for group in hit)
         lower = self._lower
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         candidate = holder.candidate(kept_ids)
@@ -179,6 +184,8 @@ class RequestEvents:
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
             holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        if holder.states is not None:
+            holder.states.release(request.request_id)
         holder.counterfactual_lru.on_request_end(block_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:

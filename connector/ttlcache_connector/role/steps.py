@@ -57,6 +57,8 @@ class StepEvents:
         self._controller.tick()
         for request in self._parts.prefills.take_done():
             self._controller.on_prefilled(request.request_id)
+        if self._holder.states is not None:
+            self._holder.states.before_step()
 
     @guarded()
     def put_back_failed_loads(self) -> None:

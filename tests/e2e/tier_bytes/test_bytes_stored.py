@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
 
 from tests.e2e.tier_bytes.worker import (
-    BLOCK,
     CHUNK_BYTES,
     Worker,
     hints,
     prompt,
     reclaim,
-    step_until,
     use_free_memory,
 )
 from ttlcache.estimators.costs import MIN_LOST
 
 pytestmark = pytest.mark.e2e
-
-
-def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
-    """That turn had asked what is below when it came, and was told: the first half."""
-    engine = make_worker(num_blocks=64, ttl_s=60.0)
-    role = engine.connector.scheduler_role
-    # Its pin is whole when it comes: it would not ask.
-    role.requests.stored_tokens = lambda request: math.inf
-    lookup = role.parts.lower.tier._adapter.check_lookup_result
-    engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
-    engine.step()
-    context = engine.turn_beside("a", prompt(81, 100), hints=hints("found"))
-    reclaim(engine, 12)
-    half = len(context) // BLOCK * BLOCK
-    grown = [*context, *prompt(84, 100)]
-    context = engine.turn_beside("a2", grown, hints=hints("found"))
-    # 13 blocks beside its pin, where 10 are free.
-    engine.add("b", [*context, *prompt(82, 200)], hints=hints("found", last=True))
-    step_until(engine, lambda: lookup("b") == half)
-    for _ in range(3):
-        engine.step()
-    before = engine.moved.get("tier_bytes:promoted", 0)
-    reclaim(engine, 12)
-    use_free_memory(engine)
-    engine.abort("runs")
-    engine.run()
-    assert engine.finished["b"].num_output_tokens
-    assert engine.moved["tier_bytes:promoted"] - before >= 10 * CHUNK_BYTES
-    role.upkeep.release_all()
-    engine.settle()
-    assert tiers.clear_cpu()  # what either lookup found is not locked
 
 
 def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
