@@ -97,8 +97,7 @@ def log_missing(vllm_config: Any, engine_args: Any, config: TTLCacheConfig) -> N
 def missing(
     vllm_config: Any, engine_args: Any, config: TTLCacheConfig
 ) -> Iterator[str]:
-    """A sentence for each option under which a part of ttlcache does not work, and for
-    a GPU without a lower tier."""
+    """A sentence for each option under which a part of ttlcache does not work."""
     yield from _missing_of_scheduler(vllm_config.scheduler_config)
     yield from _missing_of_vllm(vllm_config)
     transfer = vllm_config.kv_transfer_config
@@ -120,14 +119,6 @@ def missing(
             "are no /ttlcache/… routes and no ttlcache_* metrics"
         )
     if not config.has_lower_tier:
-        is_alone = transfer.kv_connector == "TTLConnector"
-        has_gpu = vllm_config.device_config.device_type == "cuda"
-        generates = vllm_config.model_config.runner_type != "pooling"
-        if is_alone and has_gpu and generates and not config.observes:
-            yield (
-                "no lower tier: what pins lose is prefilled again, and turns wait "
-                "longer than with host memory below the pins (docs/tiers.md)"
-            )
         return
     if config.lower_tier == "lmcache" and vllm_config.lora_config is not None:
         yield "--enable-lora: KV of adapters never goes to LMCache"

@@ -24,7 +24,6 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from tests.connector.conftest import ASKING, HOLD_5S, VLLM_OWN, pinned, totals
-from ttlcache.config import load_config
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
 from ttlcache_connector.engine import requirements
@@ -241,21 +240,6 @@ def test_what_vllm_leaves_out_beside_any_connector_is_said(said, monkeypatch):
     monkeypatch.setattr(current_platform, "is_rocm", lambda: True)
     (sentence,) = said(EngineSpec())
     assert "ROCM_ATTN" in sentence
-
-
-@pytest.mark.parametrize(
-    ("extra", "lines"),
-    [({}, 1), ({"lower_tier": "cpu"}, 0), ({"policy": "observe"}, 0)],
-)
-def test_a_gpu_without_a_lower_tier_is_said(extra, lines):
-    vllm_config = build_vllm_config(EngineSpec())
-    arguments = SimpleNamespace(disable_log_stats=False)
-    config = load_config(extra)
-    assert list(vllm_options.missing(vllm_config, arguments, config)) == []
-    vllm_config.device_config.device_type = "cuda"
-    told = list(vllm_options.missing(vllm_config, arguments, config))
-    assert len(told) == lines
-    assert all("no lower tier: what pins lose" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize("hashes_ahead", [False, True])

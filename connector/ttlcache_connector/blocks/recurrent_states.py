@@ -64,8 +64,8 @@ class RecurrentStates:
     def before_step(self) -> None:
         """Of each request under way its last cached states, and no others."""
         for request_id, each in list(self._under_way.items()):
-            request = each.request
-            if request.status is RequestStatus.PREEMPTED or request.is_finished():
+            request, status = each.request, each.request.status
+            if status is RequestStatus.PREEMPTED or RequestStatus.is_finished(status):
                 self.release(request_id)
                 continue
             whole_blocks = request.num_computed_tokens // self._block_tokens

@@ -36,6 +36,8 @@ _GPUS = {
     "h200": (141.0, 8192, 1024),
     "b200": (180.0, 16384, 1024),
 }
+#: Of host memory, a GPU: ttlcache's default where the host has enough.
+_CPU_GB = 16
 #: Share of the memory that vLLM takes, and GB of it for activations and graphs.
 _UTILIZATION, _ACTIVATIONS_GB = 0.92, 3.0
 
@@ -86,16 +88,23 @@ class Plan:
             warm_up=crowd,
             drain=crowd,
         )
-        return [Cell(arm, self.engine, spec) for arm in ARMS]
+        return [self._cell(arm, spec) for arm in ARMS]
 
     def cells(self, rates: Sequence[float]) -> list[Cell]:
         """Loads x arms x seeds."""
         return [
-            Cell(arm, self.engine, replace(self.spec, rate=rate, seed=seed))
+            self._cell(arm, replace(self.spec, rate=rate, seed=seed))
             for rate in rates
             for arm in ARMS
             for seed in SEEDS
         ]
+
+
+    def _cell(self, arm: Arm, spec: WorkloadSpec) -> Cell:
+        """With the CPU tier that ttlcache has on GPUs."""
+        below = f"cpu:{_CPU_GB * MODELS[self.engine.model].tp}"
+        engine = replace(self.engine, offload=below) if arm.extra is not None else None
+        return Cell(arm, engine or self.engine, spec)
 
 
 def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
