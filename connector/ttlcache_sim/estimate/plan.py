@@ -99,7 +99,6 @@ class Plan:
             for seed in SEEDS
         ]
 
-
     def _cell(self, arm: Arm, spec: WorkloadSpec) -> Cell:
         """With the CPU tier that ttlcache has on GPUs."""
         below = f"cpu:{_CPU_GB * MODELS[self.engine.model].tp}"
