@@ -72,12 +72,6 @@ def test_a_control_route_never_fails():
     assert not is_same(request, None, Answer(503, ""))
 
 
-def test_a_rank_that_there_is_not_is_to_be_refused():
-    request = FuzzRequest(0, "POST", "/v1/responses", "/v1/responses", (), b"", True)
-    assert is_same(request, Answer(200, "x"), Answer(400, ""))
-    assert not is_same(request, Answer(200, "x"), Answer(200, "x"))
-
-
 @pytest.mark.parametrize(
     ("content", "answer"),
     [

@@ -105,8 +105,6 @@ def is_same(request: FuzzRequest, plain: Answer | None, ours: Answer) -> bool:
         return ours.status < 500 or not is_control
     if plain.status >= 500 or not plain.status:
         return True
-    if request.refused_rank and plain.status == 200:
-        return ours.status == 400
     return ours == plain
 
 

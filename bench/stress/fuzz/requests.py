@@ -94,8 +94,6 @@ class FuzzRequest:
 
     number: from which it was made.
     plain_path: what plain vLLM is asked instead of `path`; None: it is not asked.
-    refused_rank: `/v1/responses` with a rank that vLLM 0.32 does not read and ttlcache
-        refuses.
     """
 
     number: int
@@ -104,7 +102,6 @@ class FuzzRequest:
     plain_path: str | None
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-    refused_rank: bool = False
 
 
 def make(number: int, seed: int = 0) -> FuzzRequest:
@@ -129,7 +126,6 @@ def make(number: int, seed: int = 0) -> FuzzRequest:
         None if deadly else path,
         tuple(headers),
         body,
-        refused_rank=path == RESPONSES and _names_no_rank(headers),
     )
 
 
@@ -231,17 +227,6 @@ def _body(path: str, members: dict[str, str], rng: random.Random) -> bytes:
     if rng.random() < 0.02:
         body = rng.choice((b"\xef\xbb\xbf" + body, text.encode("utf-16"), body[:-1]))
     return body
-
-
-def _names_no_rank(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a server of one rank has not the one that is named first."""
-    for name, value in headers:
-        if name.lower() == b"x-data-parallel-rank":
-            try:
-                return int(value.strip(b" \t").decode("latin-1")) != 0
-            except ValueError:
-                return False
-    return False
 
 
 def _few(rng: random.Random) -> int:

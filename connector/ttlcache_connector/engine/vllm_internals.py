@@ -27,7 +27,6 @@ _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 #: An engine that has not answered by then is taken for dead.
 ASK_TIMEOUT_S = 10.0
 _CONTROL = "ttlcache_control"
-_CHOOSES_RANK = "_ttlcache_chooses_rank"
 
 
 def install_middleware(path: str) -> None:
@@ -85,31 +84,6 @@ async def ask_engines(client: Any, order: Mapping[str, Any]) -> list[dict[str, A
     call = core.call_utility_all_async(_CONTROL, text)
     answers = await asyncio.wait_for(call, ASK_TIMEOUT_S)
     return [json.loads(answer) for answer in answers]
-
-
-def count_ranks(client: Any) -> int:
-    """Data-parallel ranks that requests of an `AsyncLLM` may name."""
-    parallel = client.vllm_config.parallel_config
-    local = parallel.local_engines_only
-    return int(
-        parallel.data_parallel_size_local if local else parallel.data_parallel_size
-    )
-
-
-def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
-    """Have an `AsyncLLM` ask `rank` for requests whose caller names no rank."""
-    original = client.generate
-    if getattr(original, _CHOOSES_RANK, False):
-        return
-
-    @functools.wraps(original)
-    def generate(*args: Any, **named: Any) -> Any:
-        if named.get("data_parallel_rank") is None:
-            named["data_parallel_rank"] = rank()
-        return original(*args, **named)
-
-    setattr(generate, _CHOOSES_RANK, True)
-    client.generate = generate
 
 
 def is_first_api_server(vllm_config: Any) -> bool:

@@ -17,7 +17,7 @@ from prometheus_client import Counter
 from ttlcache.programs.hints import ROUTE_PREFIX
 from ttlcache.programs.table import bounded
 from ttlcache.telemetry.metrics import HTTP_COUNTERS
-from ttlcache_connector.http import control, dp_rank
+from ttlcache_connector.http import control
 from ttlcache_connector.http.asgi import (
     GENERATING,
     App,
@@ -27,7 +27,6 @@ from ttlcache_connector.http.asgi import (
     Send,
     read_body,
     replay,
-    send_json,
     with_length,
 )
 from ttlcache_connector.http.billing_header import without_billing_header
@@ -70,20 +69,10 @@ class ProgramIdMiddleware:
         generates = scope["method"] == "POST" and path in GENERATING
         # vLLM asks for its key after us: nobody's bodies are held without one.
         if generates and control.authorized(scope):
-            if refusal := self._heed_rank(scope, path):
-                await send_json(send, 400, refusal)
-                return
             receive, program = await self._identify(scope, receive, session)
             if program is not None:
                 send = _with_header(send, program)
         await self.app(scope, receive, send)
-
-    def _heed_rank(self, scope: Scope, path: str) -> dict[str, object] | None:
-        try:
-            return dp_rank.heed_rank(scope, path)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self._fault()
-            return None
 
     async def _identify(
         self, scope: Scope, receive: Receive, url_session: str | None
