@@ -136,7 +136,7 @@ class TTLCacheConfig(BaseModel):
 
     @property
     def has_lower_tier(self) -> bool:
-        """Of "auto" the connector's plugin makes "cpu", where that is what it means."""
+        """The connector's plugin resolves "auto"; unresolved it is "none"."""
         return self.lower_tier not in ("auto", "none")
 
     @property

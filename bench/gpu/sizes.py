@@ -16,7 +16,7 @@ from bench.serve.tiny_model import DEFAULT_SHAPE, LLAMA_8B, ModelShape
 #: `ServedAgents.cpu_gb`, with which LMCache's server is started.
 ARMS: Mapping[str, Mapping[str, Any] | None] = {
     "vanilla": None,
-    "pins": CONNECTOR,
+    "pins": {**CONNECTOR, "kv_connector_extra_config": {"lower_tier": "none"}},
     "pins+cpu": {**CONNECTOR, "kv_connector_extra_config": {"lower_tier": "cpu"}},
     "pins+lmcache": {
         **CONNECTOR,

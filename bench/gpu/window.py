@@ -24,7 +24,7 @@ from ttlcache_sim.metrics import percentile
 
 #: Parts on the stream, and MiB of one; 0 parts: no loads.
 WINDOWS = ((0, 16), (3, 16), (8, 16), (32, 16), (3, 4), (12, 4), (1, 64), (3, 64))
-#: Of a step: launching it, and while the device computes.
+#: In each step a thread holds the interpreter, and then leaves it.
 _HELD_S, _FREE_S = 3e-3, 5e-3
 _SMALL_BYTES, _STREAM = 4096, 0
 _PIECES = 256

@@ -115,9 +115,9 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
         from ttlcache_connector.engine import vllm_internals
-        from ttlcache_connector.tiers.cpu.tier import defaults_in_force
+        from ttlcache_connector.tiers.cpu.tier import resolve_auto
 
-        extra |= defaults_in_force(vllm_config, load_config(extra))
+        extra |= resolve_auto(vllm_config, load_config(extra))
         config = load_config(extra)
         vllm_options.check(vllm_config, config)
         vllm_internals.install_middleware(MIDDLEWARE)

@@ -401,20 +401,41 @@ def test_the_budget_is_never_exceeded(make_worker):
         make_worker(cpu_blocks=0)
 
 
-def test_memory_is_resident_at_the_start_or_refused(make_worker, monkeypatch, tmp_path):
+def test_memory_is_resident_at_the_start(make_worker):
     before = psutil.Process().memory_info().rss
-    engine = make_worker(cpu_blocks=20_000)
+    make_worker(cpu_blocks=20_000)
     grown = psutil.Process().memory_info().rss - before
     assert grown > 0.9 * 20_000 * CHUNK_BYTES
-    engine.close()
-    monkeypatch.setattr(budget, "CGROUP", tmp_path)  # of a container
-    (tmp_path / "memory.stat").write_text("anon 3000000\nfile 9\nshmem 1000000\n")
-    (tmp_path / "memory.max").write_text("max\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "names"),
+    [
+        ("0::/job/step", "", ("memory.max", "anon", "shmem")),
+        (
+            "4:memory:/x",
+            "memory",
+            ("memory.limit_in_bytes", "total_rss", "total_shmem"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_own", [True, False])
+def test_what_a_jobs_control_groups_leave_is_available(
+    monkeypatch, tmp_path, line, folder, names, has_own
+):
+    """One of the process's groups has the limit: its own, or one around it."""
+    limit, *used = names
+    group = tmp_path / folder / (line.rpartition(":")[2][1:] if has_own else "")
+    group.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "self").write_text(f"1:name=systemd:/\n{line}\n")
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    monkeypatch.setattr(budget, "PROCESS", tmp_path / "self")
+    stat = f"{used[0]} 3000000\nfile 9\n{used[1]} 1000000\n"
+    (group / "memory.stat").write_text(stat)
+    (group / limit).write_text("max\n")
     assert budget.available_bytes() > 4_000_000
-    (tmp_path / "memory.max").write_text("4000100\n")
+    (group / limit).write_text("4000100\n")
     assert budget.available_bytes() == 100
-    with pytest.raises(ConfigError, match=r"'cpu_gb'.*at most 1e-07, what this host"):
-        make_worker()
 
 
 @pytest.mark.parametrize("fails", ["allocate", "whole_blocks", "make_engines"])
@@ -433,7 +454,8 @@ def test_without_memory_to_copy_to_every_turn_is_prefilled(
     (told,) = (text for text in caplog.messages if "no CPU tier" in text)
     assert told.endswith("none of it")
     role = engine.connector.scheduler_role
-    assert role.parts.controller.telemetry.metrics.totals["demotions", "failed"] > 0
+    assert role.parts.controller.telemetry.metrics.totals["demotions", "failed"] == 1
+    assert not role.parts.lower.is_up()  # and no other one is tried
     assert not engine.moved
 
 
@@ -443,7 +465,10 @@ ENGINE = {
     "runner_type": "generate",
     "has_inner_state": False,
     "world_size": 1,
+    "data_parallel_size": 1,
     "data_parallel_size_local": 1,
+    "data_parallel_external_lb": False,
+    "distributed_executor_backend": "mp",
     "nnodes": 1,
     "pipeline_parallel_size": 1,
     "free_gb": 200.0,
@@ -463,7 +488,9 @@ ENGINE = {
         ({"free_gb": 3.9}, {"lower_tier": "cpu"}, "cpu", 3.9 / 4),
         ({"runner_type": "pooling"}, {}, "none", None),
         ({"has_inner_state": True}, {}, "none", None),
+        ({"data_parallel_size": 8, "data_parallel_external_lb": True}, {}, "cpu", 6.25),
         ({"nnodes": 2}, {}, "none", None),
+        ({"distributed_executor_backend": "ray"}, {}, "none", None),
         ({"pipeline_parallel_size": 2}, {}, "none", None),
         ({"kv_transfer_config": ("MultiConnector", "kv_both")}, {}, "none", None),
         ({"kv_transfer_config": ("TTLConnector", "kv_producer")}, {}, "none", None),
@@ -487,7 +514,7 @@ def test_auto_is_the_cpu_tier_where_nothing_is_against_it(
     monkeypatch.setattr(cpu_tier, "find_spec", lambda _: found)
     monkeypatch.setattr(current_platform, "is_cuda", lambda: has["gpu"])
     monkeypatch.setattr(budget, "available_bytes", lambda: has["free_gb"] * 1e9)
-    in_force = cpu_tier.defaults_in_force(vllm_config, load_config(settings))
+    in_force = cpu_tier.resolve_auto(vllm_config, load_config(settings))
     assert in_force.pop("cpu_gb", None) == (cpu_gb and pytest.approx(cpu_gb))
     assert in_force == {"lower_tier": tier}
 

@@ -30,9 +30,8 @@ MAX_CTAS = 8
 #: On the stream at once: one is copied, one waits for its turn, and one covers the time
 #: in which the thread waits for the interpreter.
 PARTS_IN_FLIGHT = 3
-#: What a method has to win by: a kernel takes multiprocessors from the model, a call a
-#: piece takes the thread to wait for the interpreter as often (3 ms each on an H200
-#: beside a busy thread).
+#: What a method has to win by: a kernel takes multiprocessors from the model, and one
+#: call a piece waits for the interpreter as often (3 ms beside a busy thread, H200).
 MARGIN = 1.15
 
 
@@ -81,8 +80,8 @@ class Ranking:
         middles = [math.sqrt(a * b) for a, b in itertools.pairwise(sizes)]
         size = sizes[bisect.bisect(middles, piece_bytes)]
         costs = self.cost[Probe(direction, flat, size)]
-        dear = {Method.KERNEL, Method.COPY_2D} if flat else {Method.KERNEL}
-        return sorted(costs, key=lambda m: costs[m] * (MARGIN if m in dear else 1.0))
+        slowed = {Method.KERNEL, Method.COPY_2D} if flat else {Method.KERNEL}
+        return sorted(costs, key=lambda m: costs[m] * (MARGIN if m in slowed else 1.0))
 
 
 #: Without calibration: the copy engine.

@@ -127,6 +127,7 @@ class PinnedBlocks:
     def _plain_free_blocks(self) -> int:
         """Blocks that plain vLLM would have free: all that no request references."""
         ours = len(self._refs) + len(self._unpinned_refs)
+        ours += 0 if self.states is None else len(self.states.refs)
         free = self.pool.get_num_free_blocks() + ours
         return min(free, usable_blocks(self.pool))
 

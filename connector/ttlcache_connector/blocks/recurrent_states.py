@@ -22,20 +22,28 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+#: Steps in which a block's state is looked up once its tokens are scheduled: vLLM
+#: caches it a step later or two, or never.
+_LOOKS = 4
+
+
 @dataclass(slots=True)
 class _UnderWay:
-    """A request that holds its blocks; `states`: blocks that we reference for it.
+    """A request that holds its blocks.
 
-    whole_blocks: of its tokens when these were looked up.
+    computed_blocks: its full blocks when they were counted last.
+    looks: how often these are still looked up.
+    states: blocks that we reference.
     """
 
     request: Request
-    whole_blocks: int = 0
+    computed_blocks: int = 0
+    looks: int = 0
     states: list[KVCacheBlock] = field(default_factory=list)
 
 
 class RecurrentStates:
-    """References on the cached states of requests under way."""
+    """References on the newest cached states of running requests."""
 
     def __init__(
         self, manager: KVCacheManager, block_tokens: Mapping[int, int]
@@ -58,43 +66,53 @@ class RecurrentStates:
         states = {i: s.block_size for i, s in specs.items() if isinstance(s, MambaSpec)}
         return cls(manager, states) if states else None
 
-    def on_allocated(self, request: Request) -> None:
+    def track(self, request: Request) -> None:
+        """The request holds its blocks from now on."""
         self._under_way.setdefault(request.request_id, _UnderWay(request))
 
     def before_step(self) -> None:
-        """Of each request under way its last cached states, and no others."""
-        for request_id, each in list(self._under_way.items()):
-            request, status = each.request, each.request.status
-            if status is RequestStatus.PREEMPTED or RequestStatus.is_finished(status):
-                self.release(request_id)
-                continue
-            whole_blocks = request.num_computed_tokens // self._block_tokens
-            if whole_blocks == each.whole_blocks:
-                continue
-            hit = self.blocks_of_hit(request)
-            states = [b for index in self._groups for b in hit[index] if not b.is_null]
-            self._pool.touch(states)
-            self.refs.update(block.block_id for block in states)
-            self._free(each.states)
-            each.states, each.whole_blocks = states, whole_blocks
+        """Move our references to each running request's newest cached states.
 
-    def blocks_of_hit(self, request: Request) -> tuple[list[KVCacheBlock], ...]:
-        """Of each cache group, what a hit of the whole context needs now."""
+        Others lose theirs: waiting requests must not hold what keeps them waiting.
+        """
+        for each in self._under_way.values():
+            if each.request.status is not RequestStatus.RUNNING:
+                self._let_go(each)
+                continue
+            computed_blocks = each.request.num_computed_tokens // self._block_tokens
+            if computed_blocks != each.computed_blocks:
+                each.computed_blocks, each.looks = computed_blocks, _LOOKS
+            if each.looks:
+                each.looks -= 1
+                found = self.cached_prefix(each.request)
+                states = (block for index in self._groups for block in found[index])
+                self._hold(each, [block for block in states if not block.is_null])
+
+    def cached_prefix(self, request: Request) -> tuple[list[KVCacheBlock], ...]:
+        """The blocks, by cache group, of the request's longest cached prefix."""
         blocks, *_ = self._coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens
         )
         return tuple(list(group) for group in blocks)
 
     def release(self, request_id: str) -> None:
-        """The request gives its blocks up."""
+        """Drop our references for a request that has ended."""
         each = self._under_way.pop(request_id, None)
         if each is not None:
-            self._free(each.states)
+            self._let_go(each)
 
     def drop_all(self) -> None:
-        for request_id in list(self._under_way):
-            self.release(request_id)
+        for each in self._under_way.values():
+            self._let_go(each)
 
-    def _free(self, states: list[KVCacheBlock]) -> None:
-        self.refs -= Counter(block.block_id for block in states)
-        self._pool.free_blocks(states)
+    def _let_go(self, each: _UnderWay) -> None:
+        """Until the request runs again."""
+        self._hold(each, [])
+        each.computed_blocks = 0
+
+    def _hold(self, each: _UnderWay, states: list[KVCacheBlock]) -> None:
+        before, each.states = each.states, states
+        self._pool.touch(states)
+        self.refs.update(block.block_id for block in states)
+        self.refs -= Counter(block.block_id for block in before)
+        self._pool.free_blocks(before)

@@ -143,7 +143,7 @@ class RequestEvents:
             self._demoting.unpinned.on_program_resumed(record.program)
         self._prefills.start(request)
         if self._holder.states is not None:
-            self._holder.states.on_allocated(request)
+            self._holder.states.track(request)
 
     @guarded()
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -159,8 +159,8 @@ class RequestEvents:
         completed = is_completed(request, self._reader)
         kept_ids = block_ids if completed else no_blocks(block_ids)
         if completed and holder.states is not None:
-            hit = holder.states.blocks_of_hit(request)
-            kept_ids = tuple([block.block_id for block in group] for group in hit)
+            prefix = holder.states.cached_prefix(request)
+            kept_ids = tuple([block.block_id for block in group] for group in prefix)
         lower = self._lower
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         candidate = holder.candidate(kept_ids)

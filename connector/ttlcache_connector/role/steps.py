@@ -57,7 +57,13 @@ class StepEvents:
         self._controller.tick()
         for request in self._parts.prefills.take_done():
             self._controller.on_prefilled(request.request_id)
-        if self._holder.states is not None:
+        self.hold_states()
+
+    @guarded()
+    def hold_states(self) -> None:
+        """Of models with recurrent layers, while pins hold memory."""
+        is_on = self._controller.retention_enabled and not self._parts.config.observes
+        if self._holder.states is not None and is_on:
             self._holder.states.before_step()
 
     @guarded()

@@ -12,7 +12,7 @@ from ttlcache_connector.tiers.lmcache.tier import LMCache
 
 #: By their names in `lower_tier`, of which `ttlcache.config` has the list.
 TIERS: dict[str, LowerTier] = {
-    "auto": LowerTier(),  # where it does not stand for "cpu"
+    "auto": LowerTier(),  # unresolved
     "none": LowerTier(),
     "cpu": CPU(),
     "lmcache": LMCache(),

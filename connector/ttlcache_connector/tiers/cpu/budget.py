@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import psutil
@@ -11,14 +12,14 @@ import torch
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError, TransferError
 
-CGROUP = Path("/sys/fs/cgroup")
-#: `cpu_gb` where none is given: a share of what is free, and on a rank no more, which
-#: is seconds of each start.
+CGROUP, PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: Default of `cpu_gb`: a share of free memory, at most so much a rank: to take it
+#: makes a start seconds longer.
 _FREE_SHARE, _MOST_GB = 1 / 4, 16.0
-#: And where nothing counted what is free (`tier.defaults_in_force`).
+#: A smaller default is no tier. And the size where `resolve_auto` was not asked.
 MIN_GB = 1.0
 #: Options of vLLM that cut a request's KV along its length or the model's depth.
-UNCUT = (
+MUST_BE_ONE = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
@@ -35,7 +36,7 @@ def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any)
             ranks differ in the size of a block, or in the tokens of one.
     """
     parallel = vllm_config.parallel_config
-    for option in UNCUT:
+    for option in MUST_BE_ONE:
         if getattr(parallel, option, 1) > 1:
             raise ConfigError(
                 f"{option} has value {getattr(parallel, option)}, expected: 1 with "
@@ -54,16 +55,13 @@ def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any)
     return count
 
 
-def free_gb(parallel_config: Any) -> float:
-    """Of host memory, for each engine that starts on this host."""
-    engines: int = max(parallel_config.data_parallel_size_local, 1)
-    return available_bytes() / 1e9 / engines
-
-
 def default_gb(parallel_config: Any) -> float:
-    """`cpu_gb` where none is given."""
+    """`cpu_gb` where none is given, of each engine that may start on this host."""
+    engines: int = max(parallel_config.data_parallel_size_local, 1)
+    if parallel_config.data_parallel_external_lb:  # each is a server of its own
+        engines = parallel_config.data_parallel_size
     most_gb: float = _MOST_GB * parallel_config.world_size
-    return min(free_gb(parallel_config) * _FREE_SHARE, most_gb)
+    return min(available_bytes() / 1e9 * _FREE_SHARE / engines, most_gb)
 
 
 def block_bytes(kv_cache_config: Any) -> int:
@@ -99,12 +97,29 @@ def allocate(num_bytes: int) -> torch.Tensor:
 
 
 def available_bytes() -> int:
-    """What the machine has left, or this container, whose caches can be dropped."""
-    machine = int(psutil.virtual_memory().available)
+    """What the machine has left, or a control group of this process's."""
+    return min([int(psutil.virtual_memory().available), *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Of each control group with a limit that this process is in; caches are free."""
+    for line in _read(PROCESS).splitlines():
+        _, kinds, name = line.split(":", 2)
+        root = CGROUP / "memory" if kinds == "memory" else CGROUP
+        if kinds not in ("", "memory"):
+            continue
+        for group in (PurePosixPath(name), *PurePosixPath(name).parents):
+            folder = root / group.relative_to("/")
+            limit = _read(folder / ("memory.limit_in_bytes" if kinds else "memory.max"))
+            stat = dict(map(str.split, _read(folder / "memory.stat").splitlines()))
+            if limit.strip().isdecimal():
+                # By the names of version 2, and of version 1 with children.
+                used = [*map(stat.get, ("anon", "shmem", "total_rss", "total_shmem"))]
+                yield int(limit) - sum(int(size) for size in used if size)
+
+
+def _read(path: Path) -> str:
     try:
-        limit = int((CGROUP / "memory.max").read_text())
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no control groups (v2), or no limit: "max"
-        return machine
-    used = {name: int(size) for name, size in map(str.split, lines)}
-    return min(machine, limit - used["anon"] - used["shmem"])
+        return path.read_text()
+    except OSError:  # no control groups of this version, or none with this file
+        return ""

@@ -174,6 +174,7 @@ class CPUSchedulerTier(SchedulerTier):
         report = output.kv_connector_worker_meta
         if not isinstance(report, CopyReport):
             report = CopyReport()  # nothing ended, or another connector's
+        self.is_off |= not report.has_memory
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
             if load is None:

@@ -8,7 +8,6 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
 from ttlcache_connector.tiers.cpu import budget
 
@@ -37,14 +36,10 @@ class CPU(LowerTier):
         return CPUWorkerTier(kv_cache_config, blocks)
 
 
-def defaults_in_force(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
-    """The keys that "auto" and None stand for.
+def resolve_auto(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
+    """What `lower_tier` "auto" and `cpu_gb` None stand for.
 
-    Called where the engines of this host are still counted: their processes are not
-    told of each other.
-
-    Raises:
-        ConfigError: more memory is wanted than there is.
+    Called where engines are started, which knows how many share this host; they do not.
     """
     tier, parallel = config.lower_tier, vllm_config.parallel_config
     if tier == "auto":
@@ -54,18 +49,12 @@ def defaults_in_force(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any
     if tier != "cpu":
         return {"lower_tier": tier}
     cpu_gb = config.cpu_gb or budget.default_gb(parallel)
-    free_gb = budget.free_gb(parallel)
-    if cpu_gb > free_gb and parallel.nnodes == 1:
-        raise ConfigError(
-            f"key 'cpu_gb' has value {cpu_gb:g}, expected: at most {free_gb:.3g}, what "
-            "this host has left for each engine"
-        )
     return {"lower_tier": tier, "cpu_gb": cpu_gb}
 
 
 def _is_meant_by_auto(vllm_config: Any, config: TTLCacheConfig) -> bool:
     """Without `cpu_gb`: on NVIDIA GPUs of one host, with CuPy, free memory, and nothing
-    beside it that moves KV; recurrent states were not tried."""
+    beside it that moves KV. Recurrent states were tried on CPUs alone."""
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     model = vllm_config.model_config
     return (
@@ -75,7 +64,8 @@ def _is_meant_by_auto(vllm_config: Any, config: TTLCacheConfig) -> bool:
         and model.runner_type != "pooling"
         and not model.has_inner_state
         and not config.observes
-        and parallel.nnodes == 1
-        and all(getattr(parallel, option, 1) == 1 for option in budget.UNCUT)
+        and (parallel.nnodes, parallel.distributed_executor_backend != "ray")
+        == (1, True)
+        and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)
         and budget.default_gb(parallel) >= budget.MIN_GB
     )

@@ -202,6 +202,7 @@ class CPUWorkerTier(WorkerTier):
 
     def report(self) -> CopyReport | None:
         report, self._report = self._report, CopyReport()
+        report.has_memory = self._host is not None
         return report if report.ended else None
 
     def shutdown(self) -> None:
