@@ -36,7 +36,7 @@ class StepEvents:
         self._parts, self._upkeep, self._status = parts, upkeep, status
         self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
-        self.faults = parts.faults
+        self.faults, self._observes = parts.faults, parts.config.observes
         self._checks_invariants = bool(os.environ.get(CHECK_INVARIANTS))
         # Scheduled, results not there: two with async scheduling, a pipeline has more.
         self._steps: deque[tuple[SchedulerOutput, Step]] = deque(maxlen=64)
@@ -57,13 +57,8 @@ class StepEvents:
         self._controller.tick()
         for request in self._parts.prefills.take_done():
             self._controller.on_prefilled(request.request_id)
-        self.hold_states()
-
-    @guarded()
-    def hold_states(self) -> None:
-        """Of models with recurrent layers, while pins hold memory."""
-        is_on = self._controller.retention_enabled and not self._parts.config.observes
-        if self._holder.states is not None and is_on:
+        pins_hold = self._controller.retention_enabled and not self._observes
+        if self._holder.states is not None and pins_hold:
             self._holder.states.before_step()
 
     @guarded()
