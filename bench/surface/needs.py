@@ -67,6 +67,10 @@ USES: dict[str, tuple[str, ...]] = {
         "get_block_ids(request_id)",
         *("block_pool", "kv_cache_config", "watermark_blocks", "coordinator"),
     ),
+    _CORE + "kv_cache_coordinator.py::KVCacheCoordinator": (
+        "find_longest_cache_hit(block_hashes, max_cache_hit_length)",
+        "single_type_managers",
+    ),
     _CORE + "block_pool.py::BlockPool": (
         "touch(blocks)",
         "free_blocks(ordered_blocks)",
@@ -100,7 +104,6 @@ USES: dict[str, tuple[str, ...]] = {
     _KV + "factory.py::KVConnectorFactory": (
         "register_connector(name, module_path, class_name)",
     ),
-    "vllm/v1/engine/async_llm.py::AsyncLLM": ("generate(data_parallel_rank)",),
     "vllm/engine/arg_utils.py::EngineArgs": (
         *("create_engine_config()", "kv_transfer_config", "kv_offloading_size"),
         *("disable_log_stats", "enable_mm_embeds"),
@@ -109,7 +112,11 @@ USES: dict[str, tuple[str, ...]] = {
         *("kv_transfer_config", "ec_transfer_config", "kv_events_config"),
         "lora_config",
     ),
-    "vllm/config/parallel.py::ParallelConfig": ("_api_process_rank",),
+    "vllm/config/parallel.py::ParallelConfig": (
+        *("_api_process_rank", "nnodes", "distributed_executor_backend"),
+        *("data_parallel_size", "data_parallel_size_local"),
+        "data_parallel_external_lb",
+    ),
     "vllm/config/kv_events.py::KVEventsConfig": ("enable_kv_cache_events",),
     "vllm/config/multimodal.py::MultiModalConfig": (
         *("enable_mm_embeds", "allow_missing_mm_embeddings"),
@@ -124,7 +131,7 @@ USES: dict[str, tuple[str, ...]] = {
     ),
     "vllm/config/model.py::ModelConfig": (
         *("skip_tokenizer_init", "multimodal_config", "enable_prompt_embeds"),
-        "runner_type",
+        *("runner_type", "has_inner_state"),
     ),
     "vllm/tool_parsers/abstract_tool_parser.py::ToolParserManager": (
         "get_tool_parser(name)",
