@@ -50,15 +50,3 @@ def test_no_request_ends_the_engine(agent, member):
     answer = agent.http.post("/v1/completions", content=body, headers=headers)
     assert answer.status_code == 200, answer.text[:500]
     agent.settle()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("rank", ["1", "-1"])
-def test_a_rank_that_there_is_not_is_refused_on_every_path(agent, rank, stream):
-    completion = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}
-    response = {"model": "tiny", "input": "x", "max_output_tokens": 1, "stream": stream}
-    headers = {"x-data-parallel-rank": rank}
-    plain = agent.http.post("/v1/completions", json=completion, headers=headers)
-    ours = agent.http.post("/v1/responses", json=response, headers=headers)
-    assert (plain.status_code, plain.json()) == (ours.status_code, ours.json())
-    assert plain.status_code == 400
