@@ -45,7 +45,7 @@ class Stage:
         found = read(folder, name)
         if {key: found.get(key) for key in header} != header:
             found = {}
-        #: As if what earlier runs took had come right before.
+        # The file's `seconds` are those of all runs.
         self._began_s = time.monotonic() - found.get("seconds", 0.0)
         self._found = {"stage": name, **header, "cells": found.get("cells", {})}
 

@@ -33,7 +33,7 @@ from ttlcache_connector.blocks import unpinned_turns
 from ttlcache_connector.tiers.cpu import budget, demotions, worker
 from ttlcache_connector.tiers.cpu import tier as cpu_tier
 from ttlcache_connector.tiers.cpu.messages import CopyReport
-from ttlcache_sim.harness import EngineSpec
+from ttlcache_sim.harness import EngineSpec, build_vllm_config
 
 
 @pytest.fixture
@@ -517,6 +517,16 @@ def test_auto_is_the_cpu_tier_where_nothing_is_against_it(
     in_force = cpu_tier.resolve_auto(vllm_config, load_config(settings))
     assert in_force.pop("cpu_gb", None) == (cpu_gb and pytest.approx(cpu_gb))
     assert in_force == {"lower_tier": tier}
+
+
+@pytest.mark.parametrize(("meant", "tier"), [(True, "cpu"), (False, "none")])
+def test_every_process_of_a_server_is_told_what_auto_is(monkeypatch, meant, tier):
+    """In vLLM's own configuration, which is sent to them."""
+    monkeypatch.setattr(cpu_tier, "_is_meant_by_auto", lambda *_: meant)
+    transfer = build_vllm_config(EngineSpec()).kv_transfer_config
+    told = load_config(transfer.kv_connector_extra_config)
+    assert (told.lower_tier, told.cpu_gb is not None) == (tier, meant)
+    assert transfer.kv_load_failure_policy == ("recompute" if meant else "fail")
 
 
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])

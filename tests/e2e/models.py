@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 #: Of every second layer of `window_model`, in tokens.
 WINDOW = 64
@@ -38,10 +39,8 @@ def window_model(path: Path, tokenizer: Path) -> Path:
     )
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        Gemma2ForCausalLM(config).to(torch.float32).save_pretrained(path)
-    for file in tokenizer.glob("*token*"):
-        shutil.copy(file, path)
-    return path
+        model = Gemma2ForCausalLM(config).to(torch.float32)
+    return _save(model, path, tokenizer)
 
 
 #: Of `recurrent_model`: vLLM's CPU kernels of such layers take no other type.
@@ -77,6 +76,10 @@ def recurrent_model(path: Path, tokenizer: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
+    return _save(model, path, tokenizer)
+
+
+def _save(model: Any, path: Path, tokenizer: Path) -> Path:
     model.save_pretrained(path)
     for file in tokenizer.glob("*token*"):
         shutil.copy(file, path)

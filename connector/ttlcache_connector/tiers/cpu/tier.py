@@ -64,8 +64,8 @@ def _is_meant_by_auto(vllm_config: Any, config: TTLCacheConfig) -> bool:
         and model.runner_type != "pooling"
         and not model.has_inner_state
         and not config.observes
-        and (parallel.nnodes, parallel.distributed_executor_backend != "ray")
-        == (1, True)
+        and parallel.nnodes == 1
+        and parallel.distributed_executor_backend != "ray"  # may be on several
         and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)
         and budget.default_gb(parallel) >= budget.MIN_GB
     )

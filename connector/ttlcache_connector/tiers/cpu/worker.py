@@ -129,6 +129,7 @@ class CPUWorkerTier(WorkerTier):
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Without memory that can be copied to, every copy is refused."""
         self._host: torch.Tensor | None = None
+        engines: CopyEngines | None = None
         try:
             self._layout = whole_blocks(kv_caches, self._config.num_blocks)
             self._device = next(iter(kv_caches.values())).device
@@ -139,7 +140,7 @@ class CPUWorkerTier(WorkerTier):
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
             memory = allocate(num_bytes)
-            self._engines = make_engines(self._device)
+            self._engines = engines = make_engines(self._device)
             self._engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
             self._host = memory.view(self._num_blocks, -1)
             log.info(
@@ -152,6 +153,8 @@ class CPUWorkerTier(WorkerTier):
             )
         except (TransferError, RuntimeError) as error:
             log.error("ttlcache: no CPU tier on this rank: %s", error)
+            if engines is not None:
+                engines.close()
             self._engines = CopyEngines(ReferenceEngine(), ReferenceEngine())
         self._stores, self._loads = (
             CopyQueue(direction, self._engines.engine(direction), self.metrics)
