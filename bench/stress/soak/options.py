@@ -65,8 +65,8 @@ class SoakOptions(Folders):
 
     @property
     def probe_path(self) -> Path:
-        """What the engine's process writes about its memory."""
-        return self.out / "own_mib.jsonl"
+        """Where the engine's process writes the MiB of our objects when asked."""
+        return self.out / "own_mib.txt"
 
     def longest_wait_s(self, longest_service_s: float) -> float:
         """Docs/scheduling.md: W + (n + 1) L, where n < agents wait before it."""

@@ -59,10 +59,10 @@ def soak(options: SoakOptions, console: Console) -> int:
 
         with server:
             tally, seen, ran_s = asyncio.run(_soak(server, programs, options, show))
+            own_mib = read_probe(options.probe_path)
             ending = _end(server)
         progress.update(task, completed=60.0 * options.minutes)
     log_errors = tuple(server.errors_in_log())
-    own_mib = tuple(read_probe(options.probe_path))
     result = SoakResult(tally, seen, ran_s, ending, log_errors, own_mib)
 
     found = report.checks(result, options)

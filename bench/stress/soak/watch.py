@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ import psutil
 
 from bench.serve.server import parse_metrics, total
 
-#: Environment variable with the file that `bench.stress.soak.probe` writes.
+#: Environment variable with the file that `bench.stress.soak.probe` fills.
 PROBE_VARIABLE = "TTLCACHE_SOAK_PROBE"
 #: Lines of /metrics that labels may add after the warm-up: outcomes that are rare, and
 #: never what a client made up.
@@ -115,11 +115,15 @@ async def take_sample(client: httpx.AsyncClient, pid: int, began_s: float) -> Sa
     )
 
 
-def read_probe(path: Path) -> list[float]:
-    """MiB of ttlcache's own objects, per look; none when the server had no probe."""
-    if not path.exists():
-        return []
-    return [json.loads(line)["own_mib"] for line in path.read_text().splitlines()]
+def read_probe(path: Path, patience_s: float = 60.0) -> float:
+    """MiB of ttlcache's own objects now; NaN: the probe did not answer."""
+    path.touch()
+    deadline_s = time.monotonic() + patience_s
+    while not path.read_text().endswith("\n"):
+        if time.monotonic() > deadline_s:
+            return math.nan
+        time.sleep(0.1)
+    return float(path.read_text())
 
 
 def growth_mib(values_mib: Sequence[float]) -> float:
