@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -34,8 +35,8 @@ class Arm(ABC):
         """Once a cell, untimed."""
 
     @abstractmethod
-    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        """Timed, planning included."""
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> float:
+        """Timed, planning included; seconds by the device's clock, NaN if not known."""
 
     def close(self) -> None:  # noqa: B027
         """Give back what the arm holds."""
@@ -58,7 +59,7 @@ class OneCopy(Arm):
     name = "one copy"
     moves_blocks = False
 
-    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> float:
         paged, host = memory.straight(part)
         store = direction is Direction.STORE
         target, source = (host, paged) if store else (paged, host)
@@ -67,6 +68,7 @@ class OneCopy(Arm):
             torch.cuda.synchronize()
         else:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
+        return math.nan
 
 
 class EngineArm(Arm):
@@ -81,28 +83,28 @@ class EngineArm(Arm):
         self._host = memory.host.data_ptr()
         self._engines.add_host(self._host, memory.host.numel(), is_pinned=True)
 
-    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> float:
         self._submit(memory, direction, part)
-        self._end(direction)
+        return self._end(direction)
 
-    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> None:
-        """A store and a load at once. Timed, planning included."""
+    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> float:
+        """A store and a load at once; as `move`, of the longer one."""
         self._submit(memory, Direction.STORE, store_part)
         self._submit(memory, Direction.LOAD, load_part)
-        for direction in Direction:
-            self._end(direction)
+        return max(self._end(direction) for direction in Direction)
 
     def _submit(self, memory: CellMemory, direction: Direction, part: int) -> None:
         plan = plan_of(memory, direction, part)
         self._engines.engine(direction).submit(plan)
 
-    def _end(self, direction: Direction) -> None:
+    def _end(self, direction: Direction) -> float:
         engine = self._engines.engine(direction)
         if not engine.flush(WAIT_S):
             raise TransferError(f"{self.name}: not done within {WAIT_S} s")
-        for outcome in engine.poll():
-            if not outcome.ok:
-                raise TransferError(f"{self.name}: {outcome.detail}")
+        (outcome,) = engine.poll()
+        if not outcome.ok:
+            raise TransferError(f"{self.name}: {outcome.detail}")
+        return outcome.seconds
 
     def close(self) -> None:
         self._engines.close()

@@ -56,7 +56,9 @@ class Row:
 
     `of_peak` is the median over rounds of the peak's time by this arm's in the same
     round: other load on the machine meets both. In rows of `BOTH` the peak is the
-    arm's own store and load, one after the other.
+    arm's own store and load, one after the other. `on_device` is the share of the time
+    between the first copy's begin and the last one's end, by the device's clock: the
+    rest is planning, threads and calls. None for the peak.
     """
 
     shape: CellShape
@@ -64,6 +66,7 @@ class Row:
     arm: str
     gb_per_s: float
     of_peak: float
+    on_device: float | None
     rounds: int
 
 
@@ -184,11 +187,13 @@ def _verify_straight(arm: Arm, memory: CellMemory) -> str:
 def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
     """Rounds over all arms, in turning order, both directions, and both at once."""
     wall: dict[tuple[str, str], list[float]] = {}
+    device: dict[tuple[str, str], list[float]] = {}
 
-    def timed(arm: Arm, way: str, move: Callable[[], None]) -> None:
+    def timed(arm: Arm, way: str, move: Callable[[], float]) -> None:
         began_s = time.perf_counter()
-        move()
+        device_s = move()
         wall.setdefault((arm.name, way), []).append(time.perf_counter() - began_s)
+        device.setdefault((arm.name, way), []).append(device_s)
 
     for number in range(rounds):
         turn, part = number % len(arms), number % PARTS
@@ -211,7 +216,8 @@ def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
         else:
             share = _ratio(wall[peak, way], seconds)
         speed = moved / statistics.median(seconds) / 1e9
-        return Row(memory.shape, way, arm, speed, share, len(seconds))
+        on_device = None if arm == peak else _ratio(device[arm, way], seconds)
+        return Row(memory.shape, way, arm, speed, share, on_device, len(seconds))
 
     return [row(arm, way) for arm, way in wall]
 

@@ -28,7 +28,7 @@ class Broken(EngineArm):
         self.how = how
 
     def move(self, memory, direction, part):
-        super().move(memory, direction, part)
+        seconds = super().move(memory, direction, part)
         if self.how == "does nothing on load" and direction is Direction.LOAD:
             memory.wipe_blocks(part)
         elif self.how == "loses the last byte" and direction is Direction.STORE:
@@ -39,6 +39,7 @@ class Broken(EngineArm):
             memory.kv_caches["layers.0"][min(free)] = 0
         elif self.how == "writes on store" and direction is Direction.STORE:
             memory.pool[0] ^= 1
+        return seconds
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,8 @@ def test_every_arm_of_this_machine_is_right():
     assert set(both) == {"reference"}
     assert {row.direction for row in result.rows} == {"store", "load", BOTH}
     assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
+    ours = [row for row in result.rows if row.arm == "reference"]
+    assert all(0 < row.on_device <= 1 for row in ours)
     assert "CUDA" in absent["cupy"]
 
 
