@@ -38,6 +38,20 @@ def test_this_machine_is_fine():
     assert {"vllm", "plugin", "policy", "GPU"} <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("config", "admission"),
+    [
+        ("{}", "room-to-grow"),
+        ('{"cpu_gb": 64}', "none"),
+        ('{"policy": "none"}', "none"),
+    ],
+)
+def test_the_tier_that_auto_is_here_counts(config, admission):
+    found = {finding.what: finding.text for finding in findings(config)}
+    assert found["policy"].endswith(f"admission {admission}")
+    assert found.get("lower tier") == ("cpu 64 GB" if "cpu_gb" in config else None)
+
+
 def test_every_documented_key_is_checked(tmp_path):
     profile = tmp_path / "profile.json"
     places = {"record_path": str(tmp_path), "profile_path": str(profile)}

@@ -95,6 +95,11 @@ def findings(
         state = NOTE if _PLUGINS in lmcache else BAD
         yield Finding(state, "vllm", "not installed: TTLConnector cannot run here")
     if settings is not None:
+        if has_vllm and settings.lower_tier == "auto":
+            from ttlcache_connector.tiers.cpu.tier import tier_on_this_machine
+
+            tier = tier_on_this_machine(settings)
+            settings = settings.model_copy(update={"lower_tier": tier})
         yield from _settings(settings)
     if has_vllm:
         yield _guess("GPU", _gpu)
@@ -174,9 +179,8 @@ def _profile(settings: TTLCacheConfig) -> Finding:
     if settings.profile_path is None:
         text = "none: prefill costs are learnt from the first requests"
         return Finding(NOTE, "profile", text + " (ttlcache profile writes one)")
-    return Finding(
-        OK, "profile", f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
-    )
+    text = f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
+    return Finding(OK, "profile", text)
 
 
 def _writable(name: str, folder: Path) -> Finding:
@@ -193,24 +197,14 @@ def _writable(name: str, folder: Path) -> Finding:
 def _gpu() -> Finding:
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
-        return Finding(
-            NOTE, "GPU", "none: vLLM's CPU backend, pins live in host memory"
-        )
-    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    count = torch.cuda.device_count()
-    return Finding(OK, "GPU", f"{count} x {', '.join(sorted(names))}; {_cupy()}")
-
-
-def _cupy() -> str:
-    try:
-        cupy = importlib.import_module("cupy")
-        return f"CuPy {cupy.__version__}"
-    except ImportError:
-        return "no CuPy"
+        text = "none: vLLM's CPU backend, pins live in host memory"
+        return Finding(NOTE, "GPU", text)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    cupy = "CuPy" if importlib.util.find_spec("cupy") else "no CuPy: no CPU tier"
+    return Finding(OK, "GPU", f"{', '.join(names)}; {cupy}")
 
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
-    """What the server would refuse at start."""
     from ttlcache_connector.tiers.registry import TIERS  # only where vLLM is
 
     kind = settings.lower_tier
@@ -282,10 +276,8 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
     for engine in engines:
         gauges = engine.get("gauges", {})
         on = gauges.get("retention_enabled", 0.0)
-        text = (
-            "retention is on" if on else "retention has turned itself off: see its log"
-        )
-        yield Finding(OK if on else BAD, "server", text)
+        text = "is on" if on else "has turned itself off: see its log"
+        yield Finding(OK if on else BAD, "server", f"retention {text}")
         if engine.get("settings", {}).get("lower_tier", "none") != "none":
             up = gauges.get("tier_up", 0.0)
             text = "answers" if up else "does not answer: what pins lose is prefilled"

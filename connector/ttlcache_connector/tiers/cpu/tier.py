@@ -8,8 +8,11 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
 from ttlcache_connector.tiers.cpu import budget
+
+log = logger(__name__)
 
 
 class CPU(LowerTier):
@@ -41,29 +44,39 @@ def resolve_auto(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
 
     Called where engines are started, which knows how many share this host; they do not.
     """
-    tier, parallel = config.lower_tier, vllm_config.parallel_config
+    tier: str = config.lower_tier
     if tier == "auto":
-        is_wanted = config.cpu_gb is not None and not config.observes
-        is_wanted = is_wanted or _is_meant_by_auto(vllm_config, config)
-        tier = "cpu" if is_wanted else "none"
+        tier = tier_on_this_machine(config)
+        if tier == "cpu" and config.cpu_gb is None and not _suits(vllm_config):
+            tier = "none"
     if tier != "cpu":
         return {"lower_tier": tier}
-    cpu_gb = config.cpu_gb or budget.default_gb(parallel)
+    cpu_gb = config.cpu_gb or budget.default_gb(vllm_config.parallel_config)
     return {"lower_tier": tier, "cpu_gb": cpu_gb}
 
 
-def _is_meant_by_auto(vllm_config: Any, config: TTLCacheConfig) -> bool:
-    """Without `cpu_gb`: on NVIDIA GPUs of one host, with CuPy, free memory, and nothing
-    beside it that moves KV. Recurrent states were tried on CPUs alone."""
+def tier_on_this_machine(config: TTLCacheConfig) -> str:
+    """What "auto" is unless vLLM's options have something against it."""
+    if config.cpu_gb is not None:
+        return "none" if config.observes else "cpu"
+    # Policy "none" is plain vLLM.
+    if config.policy in ("none", "observe") or not current_platform.is_cuda():
+        return "none"
+    if find_spec("cupy") is None:
+        log.warning("ttlcache: no CPU tier without CuPy (pip install '.[cuda]')")
+        return "none"
+    return "cpu"
+
+
+def _suits(vllm_config: Any) -> bool:
+    """Without `cpu_gb`: one host, free memory, and nothing beside us that moves KV.
+    Recurrent states were tried on CPUs alone."""
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     model = vllm_config.model_config
     return (
-        current_platform.is_cuda()
-        and find_spec("cupy") is not None
-        and (transfer.kv_connector, transfer.kv_role) == ("TTLConnector", "kv_both")
+        (transfer.kv_connector, transfer.kv_role) == ("TTLConnector", "kv_both")
         and model.runner_type != "pooling"
         and not model.has_inner_state
-        and not config.observes
         and parallel.nnodes == 1
         and parallel.distributed_executor_backend != "ray"  # may be on several
         and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)

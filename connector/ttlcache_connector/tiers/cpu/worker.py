@@ -206,7 +206,7 @@ class CPUWorkerTier(WorkerTier):
     def report(self) -> CopyReport | None:
         report, self._report = self._report, CopyReport()
         report.has_memory = self._host is not None
-        return report if report.ended else None
+        return report if report.ended or not report.has_memory else None
 
     def shutdown(self) -> None:
         self._engines.close()
