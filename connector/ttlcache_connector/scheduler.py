@@ -33,10 +33,10 @@ class ProgramScheduling:
         self._ttl: TTLConnector = connector
         config = connector.config
         self.waiting = ProgramQueue(connector, default_clock().now_s)
-        # vLLM defers frees so that a connector's load cannot overwrite blocks
-        # that an in-flight step still writes. Pins alone load nothing.
-        loads = config.has_lower_tier
-        if self.connector is connector and not loads:  # type: ignore[attr-defined]
+        # vLLM defers frees lest a load overwrites what a step in flight still writes.
+        # The CPU tier's loads wait for all that the device was given before them.
+        is_ordered = config.lower_tier != "lmcache"
+        if self.connector is connector and is_ordered:  # type: ignore[attr-defined]
             self.defer_block_free = False
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)
 

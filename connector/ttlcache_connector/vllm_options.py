@@ -50,19 +50,24 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
         ConfigError: which option, and what was expected.
     """
     requirements.check_engine(vllm_config)
+    parallel = vllm_config.parallel_config
+    backend = parallel.distributed_executor_backend
+    if backend == "external_launcher" and parallel.world_size > 1:
+        raise ConfigError(
+            f"--distributed-executor-backend {backend} with {parallel.world_size} "
+            "ranks, expected: 1 (each schedules for itself, and TTLs end by a clock)"
+        )
     by_priority = vllm_config.scheduler_config.policy == "priority"
     if by_priority and config.admission not in ("auto", "none"):
         raise ConfigError(
             f"key 'admission' has value {config.admission!r}, expected: 'auto' or "
-            "'none' with --scheduling-policy priority (a newcomer of high priority "
-            "that is held back would stand before programs under way)"
+            "'none' with --scheduling-policy priority, which has its own order"
         )
     role = vllm_config.kv_transfer_config.kv_role
     if config.has_lower_tier and role == "kv_producer":
         raise ConfigError(
-            "kv_role has value 'kv_producer', expected: 'kv_both' with "
-            f'"lower_tier": {config.lower_tier!r} (vLLM lets only a consumer\'s loads '
-            "wait for steps that still write the same blocks)"
+            "kv_role has value 'kv_producer', expected: 'kv_both' with lower_tier "
+            f"{config.lower_tier!r} (vLLM lets only a consumer load)"
         )
 
 

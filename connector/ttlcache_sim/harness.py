@@ -30,6 +30,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheTensor,
     MambaSpec,
     SlidingWindowSpec,
 )
@@ -144,8 +145,18 @@ def build_kv_cache_config(spec: EngineSpec) -> KVCacheConfig:
             page_size_padded=groups[0].kv_cache_spec.page_size_bytes,
         )
         groups.append(KVCacheGroupSpec(["layer.2"], mamba))
+    page_bytes = groups[0].kv_cache_spec.page_size_bytes
+    tensors = [
+        KVCacheTensor(
+            size=page_bytes * spec.num_blocks,
+            layers=group.layer_names,
+            layer_stride=page_bytes * spec.num_blocks,
+            block_stride=page_bytes,
+        )
+        for group in groups
+    ]
     return KVCacheConfig(
-        num_blocks=spec.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+        num_blocks=spec.num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups
     )
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -21,7 +22,8 @@ from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
 from ttlcache_connector.copy.engines import make_engines
-from ttlcache_connector.copy.kv_layouts import namespace, read_layout
+from ttlcache_connector.copy.kv_layouts import namespace, read_layout, whole_blocks
+from ttlcache_connector.tiers.cpu.budget import block_bytes
 from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
@@ -156,6 +158,15 @@ def test_blocks_of_several_parts(part, layout):
     assert group.layout.num_blocks == BLOCKS
     assert group.layout.block_bytes == block_bytes
     check_round_trip(caches, config, group)
+
+
+def test_scheduler_and_worker_count_the_same_blocks():
+    """vLLM tells the scheduler of one layer's shape only."""
+    caches, config = registered(KVCacheLayout.BLNHC, mixed_group("l.index", "l0", "l1"))
+    told = generate_scheduler_kv_cache_config([config])
+    assert told.kv_cache_groups != config.kv_cache_groups
+    size = whole_blocks(caches, config.num_blocks).block_bytes
+    assert block_bytes(told) == block_bytes(config) == size
 
 
 def test_several_groups_are_refused():

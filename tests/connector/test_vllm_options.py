@@ -24,6 +24,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from tests.connector.conftest import ASKING, HOLD_5S, VLLM_OWN, pinned, totals
+from ttlcache.config import load_config
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
 from ttlcache_connector.engine import requirements
@@ -117,6 +118,15 @@ def test_priorities_of_clients_and_admission_are_refused():
     with pytest.raises(ConfigError, match="--scheduling-policy priority"):
         build_vllm_config(EngineSpec(policy="priority", extra_config=extra))
     build_vllm_config(EngineSpec(policy="priority"))
+
+
+def test_ranks_that_schedule_for_themselves_are_refused():
+    config = build_vllm_config(EngineSpec())
+    config.parallel_config.distributed_executor_backend = "external_launcher"
+    vllm_options.check(config, load_config({}))
+    config.parallel_config.world_size = 2
+    with pytest.raises(ConfigError, match="external_launcher with 2 ranks"):
+        vllm_options.check(config, load_config({}))
 
 
 def test_expandable_segments_are_refused_by_vllm(monkeypatch):

@@ -31,9 +31,11 @@ class Upkeep:
         self.faults = parts.faults
 
     def release_all(self) -> None:
-        """Every reference goes."""
+        """Every reference goes, and what this engine alone keeps."""
         self.release_pins()
         self.drop_rest()
+        if not self._lower.tier.is_shared:
+            self._lower.call(self._lower.tier.reset, False)
 
     @guarded()
     def release_pins(self) -> None:

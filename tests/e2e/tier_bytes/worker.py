@@ -147,7 +147,11 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def empty_gpu(engine: Worker) -> None:
-    assert engine.scheduler.reset_prefix_cache()
+    """Nothing of it can be hit; what is below stays, unlike after a reset."""
+    upkeep = engine.connector.scheduler_role.upkeep
+    upkeep.release_pins()
+    upkeep.drop_rest()
+    assert engine.pool.reset_prefix_cache()
     engine.kv.fill_(-1)
 
 

@@ -65,20 +65,10 @@ def default_gb(parallel_config: Any) -> float:
 
 
 def block_bytes(kv_cache_config: Any) -> int:
-    """Bytes of one block on one rank: all layers of the largest cache group.
-
-    Groups share vLLM's memory: the same bytes belong to one group's layers or to
-    another's, as the block was allocated.
-    """
-    return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
-
-
-def _group_bytes(group: Any) -> int:
-    spec = group.kv_cache_spec
-    specs = getattr(spec, "kv_cache_specs", None)
-    if specs:  # layers of one type, but different shapes
-        return sum(int(each.page_size_bytes) for each in specs.values())
-    return int(spec.page_size_bytes) * len(group.layer_names)
+    """Bytes of one block on one rank, by vLLM's one allocation: the scheduler's copy
+    of the configuration has lost the shapes of layers that differ."""
+    (num_bytes,) = {tensor.size for tensor in kv_cache_config.kv_cache_tensors}
+    return int(num_bytes) // int(kv_cache_config.num_blocks)
 
 
 def allocate(num_bytes: int) -> torch.Tensor:

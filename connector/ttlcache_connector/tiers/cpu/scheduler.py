@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
+from ttlcache.errors import TransferError
 from ttlcache_connector.tiers.base import (
     Fill,
     Loaded,
@@ -118,9 +119,13 @@ class CPUSchedulerTier(SchedulerTier):
             first = found.hit_tokens // size
             # vLLM may have taken less than was found.
             for place, source in enumerate(sources[: -(-external_tokens // size)]):
-                if not source.is_null:
-                    copy.cpu_blocks.append(source.block_id)
-                    copy.gpu_blocks.append(ids[first + place])
+                if ids[first + place] == self._pool.null_block.block_id:
+                    continue
+                if source.is_null:
+                    self.index.forget(found.locked)  # or it would be found again
+                    raise TransferError(f"{request_id}: the hit has too few blocks")
+                copy.cpu_blocks.append(source.block_id)
+                copy.gpu_blocks.append(ids[first + place])
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
         load = _Load(external_tokens, self._now_s(), found.locked, targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from vllm import envs
 from vllm.platforms import current_platform
 
 from ttlcache.config import TTLCacheConfig
@@ -79,6 +80,7 @@ def _suits(vllm_config: Any) -> bool:
         and not model.has_inner_state
         and parallel.nnodes == 1
         and parallel.distributed_executor_backend != "ray"  # may be on several
+        and envs.VLLM_ENABLE_V1_MULTIPROCESSING  # else a sleep waits for no copy
         and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)
         and budget.default_gb(parallel) >= budget.MIN_GB
     )

@@ -81,12 +81,9 @@ class CopyQueue:
         for outcome in self._outcomes(wait_s if has_new else 0.0):
             key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
-                log.warning(
-                    "ttlcache: a copy %s host memory failed: %s %s",
-                    "to" if self._direction is Direction.STORE else "from",
-                    outcome.failure.value,
-                    outcome.detail,
-                )
+                why = f"{outcome.failure.value} {outcome.detail}"
+                what = self._direction.value
+                log.warning("ttlcache: a %s of the CPU tier failed: %s", what, why)
             else:
                 name = "demoted" if self._direction is Direction.STORE else "promoted"
                 self._metrics.count("tier_bytes", name, outcome.num_bytes)
@@ -105,9 +102,8 @@ class CopyQueue:
         except Exception:
             self._metrics.count("hook_errors", "worker__poll")
             if not self._has_raised:
-                log.warning(
-                    "ttlcache: the %s engine raised", self.engine.name, exc_info=True
-                )
+                name = self.engine.name
+                log.warning("ttlcache: the %s engine raised", name, exc_info=True)
             self._has_raised = True
             return []
 
@@ -143,14 +139,9 @@ class CPUWorkerTier(WorkerTier):
             self._engines = engines = make_engines(self._device)
             self._engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
             self._host = memory.view(self._num_blocks, -1)
-            log.info(
-                "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), "
-                "moved by the %s engine",
-                self._num_blocks - 1,
-                self._layout.block_bytes,
-                num_bytes / 1e9,
-                self._engines.name,
-            )
+            size = f"{self._num_blocks - 1} blocks, {num_bytes / 1e9:.1f} GB"
+            name = self._engines.name
+            log.info("ttlcache: CPU tier of %s on this rank, %s engine", size, name)
         except (TransferError, RuntimeError) as error:
             log.error("ttlcache: no CPU tier on this rank: %s", error)
             if engines is not None:

@@ -52,6 +52,8 @@ class _Load:
 class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
     """Lookups and loads; and stores: LMCache defers them, and asks our queue."""
 
+    is_shared = True
+
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> None:
