@@ -33,10 +33,10 @@ class ProgramScheduling:
         self._ttl: TTLConnector = connector
         config = connector.config
         self.waiting = ProgramQueue(connector, default_clock().now_s)
-        # vLLM defers frees lest a load overwrites what a step in flight still writes.
-        # The CPU tier's loads wait for all that the device was given before them.
-        is_ordered = config.lower_tier != "lmcache"
-        if self.connector is connector and is_ordered:  # type: ignore[attr-defined]
+        # vLLM defers frees: a step in flight may overwrite a load. The CPU tier's loads
+        # begin after such steps.
+        in_order = config.lower_tier != "lmcache"
+        if self.connector is connector and in_order:  # type: ignore[attr-defined]
             self.defer_block_free = False
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)
 

@@ -52,10 +52,11 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
     requirements.check_engine(vllm_config)
     parallel = vllm_config.parallel_config
     backend = parallel.distributed_executor_backend
-    if backend == "external_launcher" and parallel.world_size > 1:
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if backend == "external_launcher" and ranks > 1:
         raise ConfigError(
-            f"--distributed-executor-backend {backend} with {parallel.world_size} "
-            "ranks, expected: 1 (each schedules for itself, and TTLs end by a clock)"
+            f"--distributed-executor-backend {backend} with {ranks} ranks, expected: "
+            "1 (each schedules for itself, and TTLs end by a clock)"
         )
     by_priority = vllm_config.scheduler_config.policy == "priority"
     if by_priority and config.admission not in ("auto", "none"):

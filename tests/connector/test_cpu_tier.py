@@ -489,6 +489,7 @@ def test_without_memory_to_copy_to_every_turn_is_prefilled(
     role = engine.connector.scheduler_role
     context = down(engine, "a", 1)
     assert not role.parts.lower.is_up()  # said with the first step: none is tried
+    assert role.parts.controller.telemetry.metrics.totals["tier_outages", ""] == 1
     empty_gpu(engine)
     assert returns(engine, "a", context) == 0
     (told,) = (text for text in caplog.messages if "no CPU tier" in text)
@@ -563,7 +564,7 @@ def test_auto_is_the_cpu_tier_where_nothing_is_against_it(
 def test_every_process_of_a_server_is_told_what_auto_is(monkeypatch, meant, tier):
     """In vLLM's own configuration, which is sent to them."""
     monkeypatch.setattr(cpu_tier, "tier_on_this_machine", lambda _: "cpu")
-    monkeypatch.setattr(cpu_tier, "_suits", lambda _: meant)
+    monkeypatch.setattr(cpu_tier, "_is_default_with", lambda _: meant)
     transfer = build_vllm_config(EngineSpec()).kv_transfer_config
     told = load_config(transfer.kv_connector_extra_config)
     assert (told.lower_tier, told.cpu_gb is not None) == (tier, meant)

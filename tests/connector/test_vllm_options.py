@@ -124,7 +124,9 @@ def test_ranks_that_schedule_for_themselves_are_refused():
     config = build_vllm_config(EngineSpec())
     config.parallel_config.distributed_executor_backend = "external_launcher"
     vllm_options.check(config, load_config({}))
-    config.parallel_config.world_size = 2
+    config.parallel_config.data_parallel_size = 2
+    vllm_options.check(config, load_config({}))
+    config.parallel_config.tensor_parallel_size = 2
     with pytest.raises(ConfigError, match="external_launcher with 2 ranks"):
         vllm_options.check(config, load_config({}))
 

@@ -110,7 +110,7 @@ class AllocationGuard:
     def reset_prefix_cache(self) -> bool:
         """vLLM refuses to reset while any block is referenced: pins go first."""
         self._upkeep.release_all()  # guarded there
-        return self._reset()
+        return self._reset() and self._upkeep.clear_own_tier()
 
     def _short_way(self) -> Callable[..., Any]:
         """`allocate_slots` that first tries what every running request needs.

@@ -219,13 +219,11 @@ class RequestEvents:
                 continue
             self._logged_keys.add(key)
             near = nearest(key, HINT_KEYS)
-            meant = f"valid: {', '.join(HINT_KEYS)}"
+            valid = f"valid: {', '.join(HINT_KEYS)}"
             log.warning(
                 "ttlcache: a client sends the hint %r, which does not exist; %s "
-                "(logged once; it is left out, and counted by "
-                'ttlcache_hints_rejected_total{reason="unknown_key"})',
-                key,
-                meant if near is None else f"did you mean {near!r}?",
+                "(logged once; ttlcache_hints_rejected_total counts)",
+                *(key, f"did you mean {near!r}?" if near else valid),
             )
 
     def _log_divergence(self, record: RequestRecord) -> None:
@@ -253,12 +251,8 @@ class RequestEvents:
         if self._slow_in_a_row >= MAX_SLOW_IN_A_ROW:
             self._slow_in_a_row = 0
             self._parts.count("hook_errors", "slow")
-            log.warning(
-                "ttlcache: %d finished turns in a row took more than %g s, retention "
-                "is now off for this server",
-                MAX_SLOW_IN_A_ROW,
-                SLOW_FINISH_S,
-            )
+            slow = f"{MAX_SLOW_IN_A_ROW} turns' ends in a row took {SLOW_FINISH_S:g} s"
+            log.warning("ttlcache: %s or more: retention is off from now on", slow)
             turn_off(self._controller, self._holder)
 
     def _detector(self, request: Request) -> Callable[[], Any] | None:

@@ -31,11 +31,14 @@ class Upkeep:
         self.faults = parts.faults
 
     def release_all(self) -> None:
-        """Every reference goes, and what this engine alone keeps."""
+        """Every reference goes."""
         self.release_pins()
         self.drop_rest()
-        if not self._lower.tier.is_shared:
-            self._lower.call(self._lower.tier.reset, False)
+
+    def clear_own_tier(self) -> bool:
+        """Clears a tier that no other engine uses; whether that worked."""
+        tier = self._lower.tier
+        return tier.is_shared or self._lower.call(tier.reset, False)
 
     @guarded()
     def release_pins(self) -> None:

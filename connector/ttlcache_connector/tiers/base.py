@@ -189,7 +189,7 @@ class SchedulerTier:
     #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
 
-    #: Others share what it keeps: a reset of the prefix cache alone leaves it.
+    #: Other engines use it: a plain reset of the prefix cache leaves it.
     is_shared = False
     #: Too many calls raised: from now on it answers as a tier that is down.
     is_off = False

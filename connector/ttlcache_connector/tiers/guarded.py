@@ -51,19 +51,16 @@ class GuardedTier:
     @guarded(fallback=False)
     def is_up(self) -> bool:
         """Whether anything can be stored or loaded; counts and logs changes."""
-        if not self.is_set or self.tier.is_off:
+        if not self.is_set:
             return False
-        up = self.tier.is_up()
+        up = not self.tier.is_off and self.tier.is_up()
         if up != self._was_up:
             self._was_up = up
             if up:
                 log.warning("ttlcache: the lower tier answers again")
             else:
                 self._count("tier_outages", "")
-                log.warning(
-                    "ttlcache: the lower tier does not answer; pins go on, what they "
-                    "lose is prefilled meanwhile"
-                )
+                log.warning("ttlcache: the lower tier does not answer; pins go on")
         return up
 
     def call(
@@ -117,6 +114,4 @@ class GuardedTier:
 
     def _turn_off(self) -> None:
         self.tier.is_off = True
-        log.warning(
-            "ttlcache: nothing is demoted to the lower tier or loaded from it any more"
-        )
+        log.warning("ttlcache: the lower tier is off from now on")

@@ -65,9 +65,10 @@ def default_gb(parallel_config: Any) -> float:
 
 
 def block_bytes(kv_cache_config: Any) -> int:
-    """Bytes of one block on one rank, by vLLM's one allocation: the scheduler's copy
-    of the configuration has lost the shapes of layers that differ."""
-    (num_bytes,) = {tensor.size for tensor in kv_cache_config.kv_cache_tensors}
+    """One block's bytes on one rank: vLLM's allocation divided by its blocks. The
+    scheduler's copy of the configuration lacks the shapes of layers that differ."""
+    tensors = kv_cache_config.kv_cache_tensors
+    (num_bytes,) = {tensor.size for tensor in tensors if not tensor.host_resident}
     return int(num_bytes) // int(kv_cache_config.num_blocks)
 
 

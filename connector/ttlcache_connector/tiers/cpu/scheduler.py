@@ -64,7 +64,7 @@ class CPUSchedulerTier(SchedulerTier):
         self._now_s = default_clock().now_s
         self._found: dict[str, Found] = {}
         self._orders: dict[str, BlockCopy] = {}
-        self._ranks = vllm_config.parallel_config.world_size
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._loads: Copies[str, _Load] = Copies(self._ranks)
         self._events = TierEvents()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +23,10 @@ class CPU(LowerTier):
     def kv_cache_layout(self, device_type: str) -> str | None:
         """On a GPU all layers of a block in one piece: one copy a block."""
         return "BLNHC" if device_type == "cuda" else None
+
+    def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
+        """Not in vLLM's own process: there a sleep waits for no copy."""
+        return envs.VLLM_ENABLE_V1_MULTIPROCESSING
 
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
@@ -47,9 +52,8 @@ def resolve_auto(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
     """
     tier: str = config.lower_tier
     if tier == "auto":
-        tier = tier_on_this_machine(config)
-        if tier == "cpu" and config.cpu_gb is None and not _suits(vllm_config):
-            tier = "none"
+        is_allowed = config.cpu_gb is not None or _is_default_with(vllm_config)
+        tier = tier_on_this_machine(config) if is_allowed else "none"
     if tier != "cpu":
         return {"lower_tier": tier}
     cpu_gb = config.cpu_gb or budget.default_gb(vllm_config.parallel_config)
@@ -57,21 +61,21 @@ def resolve_auto(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
 
 
 def tier_on_this_machine(config: TTLCacheConfig) -> str:
-    """What "auto" is unless vLLM's options have something against it."""
+    """What "auto" is unless the model, vLLM's options or free memory forbid it."""
     if config.cpu_gb is not None:
         return "none" if config.observes else "cpu"
     # Policy "none" is plain vLLM.
     if config.policy in ("none", "observe") or not current_platform.is_cuda():
         return "none"
     if find_spec("cupy") is None:
-        log.warning("ttlcache: no CPU tier without CuPy (pip install '.[cuda]')")
+        log.warning("ttlcache: no CPU tier without CuPy (ttlcache's extra 'cuda')")
         return "none"
     return "cpu"
 
 
-def _suits(vllm_config: Any) -> bool:
-    """Without `cpu_gb`: one host, free memory, and nothing beside us that moves KV.
-    Recurrent states were tried on CPUs alone."""
+def _is_default_with(vllm_config: Any) -> bool:
+    """One host, free memory, and nothing beside us that moves KV. Recurrent models are
+    untested on GPUs."""
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     model = vllm_config.model_config
     return (
@@ -80,7 +84,7 @@ def _suits(vllm_config: Any) -> bool:
         and not model.has_inner_state
         and parallel.nnodes == 1
         and parallel.distributed_executor_backend != "ray"  # may be on several
-        and envs.VLLM_ENABLE_V1_MULTIPROCESSING  # else a sleep waits for no copy
+        and envs.VLLM_ENABLE_V1_MULTIPROCESSING
         and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)
         and budget.default_gb(parallel) >= budget.MIN_GB
     )
