@@ -35,8 +35,8 @@ class ProgramScheduling:
         self.waiting = ProgramQueue(connector, default_clock().now_s)
         # vLLM defers frees: a step in flight may overwrite a load. The CPU tier's loads
         # begin after such steps.
-        in_order = config.lower_tier != "lmcache"
-        if self.connector is connector and in_order:  # type: ignore[attr-defined]
+        loads_ordered = config.lower_tier != "lmcache"
+        if self.connector is connector and loads_ordered:  # type: ignore[attr-defined]
             self.defer_block_free = False
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)
 
