@@ -7,9 +7,10 @@ from collections import deque
 
 
 class SlidingMean:
-    """Mean of the last `window` observations; 0.0 while there are none."""
+    """`value`: the mean of the last `window` observations; 0.0 while there are none."""
 
     def __init__(self, window: int) -> None:
+        self.value = 0.0  # read more often than written
         self._ring: deque[float] = deque(maxlen=window)
         self._sum = 0.0
         self._until_resum = window
@@ -24,10 +25,7 @@ class SlidingMean:
             # Adding and subtracting floats drifts; one exact sum per window is O(1).
             self._sum = math.fsum(self._ring)
             self._until_resum = len(self._ring)
-
-    @property
-    def value(self) -> float:
-        return self._sum / len(self._ring) if self._ring else 0.0
+        self.value = self._sum / len(self._ring)
 
     @property
     def count(self) -> int:

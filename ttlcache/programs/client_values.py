@@ -31,6 +31,7 @@ MAX_DEPTH = 32
 MAX_NESTED_SIZE = 1 << 20
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?", re.ASCII)
+_SCALARS = (str, int, float, type(None))
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
 _FLAGS |= {"0": False, "false": False, "no": False, "off": False}
@@ -191,6 +192,8 @@ def _parts(value: object) -> Iterator[tuple[object, int]]:
     while pending:
         part, depth = pending.pop()
         yield part, depth
+        if isinstance(part, _SCALARS):  # as most; `Mapping` is slow to say no
+            continue
         if isinstance(part, Mapping):
             pending += [(each, depth + 1) for each in (*part.keys(), *part.values())]
         elif isinstance(part, list | tuple):

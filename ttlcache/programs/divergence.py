@@ -195,4 +195,4 @@ def _places(head: int, prompt: int, num_hashes: int, block_tokens: int) -> list[
         *(1, head // 8, head // 4, head // 2, head - _SLACK_BLOCKS, head),
         *((head + prompt) // 2, prompt - _SLACK_BLOCKS, num_hashes),
     }
-    return sorted(place for place in wanted if 0 < place <= num_hashes)
+    return sorted([place for place in wanted if 0 < place <= num_hashes])

@@ -32,8 +32,10 @@ class GenerationPrompt:
         if len(self._endings) == 1:
             return 0
         shared = 0
-        for tokens in zip(*self._endings, strict=False):
-            if len(set(tokens)) > 1:
+        # What the first and the last in order have in common, all have.
+        pairs = zip(min(self._endings), max(self._endings), strict=False)
+        for one, other in pairs:
+            if one != other:
                 break
             shared += 1
         return shared

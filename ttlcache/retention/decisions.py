@@ -329,8 +329,10 @@ class Retention:
         """Blocks by which pinning the first `keep` would exceed the cap."""
         pressure = self.holder.pressure()
         cap = int(self.config.max_pinned_fraction * pressure.pool_blocks)
-        unpinned = finish.count_unpinned(keep) if finish.count_unpinned else keep
-        return pressure.pinned_blocks + unpinned - cap
+        missing = pressure.pinned_blocks + keep - cap
+        if missing > 0 and finish.count_unpinned:  # it walks over a long context
+            missing -= keep - finish.count_unpinned(keep)
+        return missing
 
     def _client_ttl_excess(self) -> int:
         """Blocks by which client TTLs hold more than their share among several tenants.

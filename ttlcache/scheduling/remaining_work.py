@@ -67,7 +67,7 @@ class RemainingWork:
         self._prompt_s = SlidingMean(MEAN_WINDOW)
         self._output_s = SlidingMean(MEAN_WINDOW)
         self._token_s = SlidingMean(MEAN_WINDOW)
-        self._turns_left: FloatArray | None = None
+        self._turns_left: list[float] | None = None
         self._program_s = SlidingMean(WINDOW)
         self._run_s = SlidingMean(WINDOW)
         self._places = 0.0
@@ -125,10 +125,12 @@ class RemainingWork:
     def work_delay_places(self, work: Work) -> int:
         """By how many places its work left puts a program back; 0 while unknown."""
         left_s, new_s = self.left_s(work), self.left_s(_NEW)
-        mean_s = self._program_s.value
-        if left_s is None or new_s is None or not mean_s > 0.0:
+        if left_s is None or new_s is None or left_s <= new_s:
             return 0
-        programs = min(max(left_s - new_s, 0.0) / mean_s, MAX_EXCESS_PROGRAMS)
+        mean_s = self._program_s.value
+        if not mean_s > 0.0:
+            return 0
+        programs = min((left_s - new_s) / mean_s, MAX_EXCESS_PROGRAMS)
         return round(DELAY * self.trust * self._places * programs)
 
     @property
@@ -163,10 +165,10 @@ class RemainingWork:
             for turns, programs in self._live.items():
                 # One that made more than all that ended was at risk all along.
                 live[min(turns, len(live) - 1)] += programs
-            self._turns_left = mean_residual(ended, live)
+            self._turns_left = mean_residual(ended, live).tolist()
         if made >= len(self._turns_left):
             return float(max(made, 1))
-        return max(float(self._turns_left[made]), 1.0)
+        return max(self._turns_left[made], 1.0)
 
     def _count(self, turns: int, change: int) -> None:
         turns = min(turns, MAX_TURNS)

@@ -72,6 +72,8 @@ class Telemetry:
         turn, diverged = continuation.turn, record.divergence
         if diverged is not None and diverged.is_sure:
             self.metrics.count("turns_diverged", diverged.cause.value)
+        if self._recorder is None:
+            return
         self._put(
             now_s,
             "arrive",
@@ -119,6 +121,8 @@ class Telemetry:
             self.metrics.observe("wait_seconds", wait_s, kind)
             if kind == "lost":
                 self.metrics.count("evicted_returns")
+        if self._recorder is None:
+            return
         self._put(
             now_s,
             "admit",
@@ -136,6 +140,8 @@ class Telemetry:
 
     def on_finished(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
         """It left the engine."""
+        if self._recorder is None:
+            return
         self._put(
             now_s,
             "finish",
@@ -182,6 +188,8 @@ class Telemetry:
     def pin(self, now_s: float, pin: Pin) -> None:
         """Blocks are referenced from now on."""
         self.metrics.count("pins_started")
+        if self._recorder is None:
+            return
         ttl_s = pin.deadline_s - now_s
         self._put(now_s, "pin", **_pin_of(pin), **_size_of(pin), ttl_s=ttl_s)
 
@@ -198,6 +206,8 @@ class Telemetry:
         """A pin ended; `count_outcome` counts it, maybe later."""
         lived_s = max(0.0, now_s - pin.created_s)
         self.metrics.observe("pinned_seconds", lived_s)
+        if self._recorder is None:
+            return
         self._put(
             now_s,
             "unpin",

@@ -125,19 +125,16 @@ class AllocationGuard:
             request: Request,
             num_new_tokens: int,
             *args: Any,
-            num_lookahead_tokens: int | None = None,
+            num_lookahead_tokens: int = 0,
             **kwargs: Any,
         ) -> Any:
-            if num_lookahead_tokens is not None:
-                if request.status is running and not (args or kwargs):
-                    blocks = allocate(
-                        request,
-                        num_new_tokens,
-                        num_lookahead_tokens=num_lookahead_tokens,
-                    )
-                    if blocks is not None:
-                        return blocks
-                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+            if request.status is running and not (args or kwargs):
+                blocks = allocate(
+                    request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens
+                )
+                if blocks is not None:
+                    return blocks
+            kwargs["num_lookahead_tokens"] = num_lookahead_tokens
             return long_way(request, num_new_tokens, *args, **kwargs)
 
         return allocate_slots

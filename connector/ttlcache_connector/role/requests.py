@@ -58,8 +58,11 @@ class RequestEvents:
     @guarded()
     def on_arrival(self, request: Request) -> None:
         """Idempotent: our scheduler calls it before queueing, vLLM after."""
+        is_known = request.request_id in self._controller.requests
+        if is_known and not request.resumable:
+            return
         dropped = drop_unfit_args(request)
-        if request.request_id in self._controller.requests:
+        if is_known:  # more input of a streaming session
             return
         for reason in dropped:
             self._parts.count("hints_rejected", reason)
