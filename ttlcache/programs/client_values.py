@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 #: Longest accepted program id; anything longer is abuse or a mistake.
@@ -165,15 +165,20 @@ def fitting(
 
 def holds_wide_int(value: object) -> bool:
     """Whether there is an integer in it for which vLLM refuses the request."""
-    return any(
-        isinstance(part, int) and not MIN_INT <= part <= MAX_INT
-        for part, _ in _parts(value)
-    )
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, int) and not MIN_INT <= part <= MAX_INT:
+            return True
+        pending += _parts(part)
+    return False
 
 
 def _measure(entry: object, left: int, max_depth: int) -> int:
-    """`left` less the size of `entry`."""
-    for part, depth in _parts(entry):
+    """`left` less the size of `entry`. What is too deep must not recurse."""
+    pending = [(entry, 0)]
+    while pending:
+        part, depth = pending.pop()
         if depth > max_depth:
             raise UnfitValueError("nested_too_deep")
         left -= 1
@@ -183,21 +188,17 @@ def _measure(entry: object, left: int, max_depth: int) -> int:
                 raise UnfitValueError("nested_encoding")
         if left < 0:
             raise UnfitValueError("nested_too_large")
+        pending += [(each, depth + 1) for each in _parts(part)]
     return left
 
 
-def _parts(value: object) -> Iterator[tuple[object, int]]:
-    """All values in `value` with their depths. What is too deep must not recurse."""
-    pending = [(value, 0)]
-    while pending:
-        part, depth = pending.pop()
-        yield part, depth
-        if isinstance(part, _SCALARS):  # as most; `Mapping` is slow to say no
-            continue
-        if isinstance(part, Mapping):
-            pending += [(each, depth + 1) for each in (*part.keys(), *part.values())]
-        elif isinstance(part, list | tuple):
-            pending += [(each, depth + 1) for each in part]
+def _parts(value: object) -> Sequence[object]:
+    """What an object or a list consists of, keys too."""
+    if isinstance(value, _SCALARS):  # as most; `Mapping` is slow to say no
+        return ()
+    if isinstance(value, Mapping):
+        return (*value.keys(), *value.values())
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _text(value: object, what: str, max_chars: int) -> str:
