@@ -64,7 +64,7 @@ USES: dict[str, tuple[str, ...]] = {
         "num_lookahead_tokens, full_sequence_must_fit, reserved_blocks, "
         "has_scheduled_reqs)",
         "reset_prefix_cache()",
-        "get_block_ids(request_id)",
+        *("get_block_ids(request_id)", "get_blocks(request_id)"),
         *("block_pool", "kv_cache_config", "watermark_blocks", "coordinator"),
     ),
     _CORE + "kv_cache_coordinator.py::KVCacheCoordinator": (

@@ -328,6 +328,7 @@ def test_a_hit_with_fewer_blocks_than_vllm_allocates_is_prefilled(below):
     tier.index.find, engine.on_step = too_few, None
     assert returns(engine, "a", context, last=False) == 0  # and no wrong byte
     assert lower(engine).faults.total == 1
+    assert engine.controller.telemetry.metrics.totals["failed_reloads", ""] == 1
     tier.index.find = find
     expire(engine)
     empty_gpu(engine)
@@ -369,6 +370,18 @@ def test_what_a_step_computes_is_unwritten_until_then(make_worker):
     engine.turn("a-1", [*context, *prompt(2, 40)], hints=hints("a", last=True))
     assert found[0]
     assert not found[0] & turn - {max(turn)}  # the blocks that were hit are not
+    found.clear()
+    engine.add("b-0", prompt(3, 8), max_tokens=20)
+    for _ in range(12):
+        engine.step()
+    (own,) = engine.scheduler.kv_cache_manager.get_block_ids("b-0")
+    # Its first block is filled when its 16 tokens have KV; the next one is new then.
+    assert [set(own) & step for step in found[6:10]] == [
+        set(),
+        set(),
+        {own[0]},
+        set(own[1:]),
+    ]
 
 
 def test_a_step_that_takes_long_is_no_stall(monkeypatch):

@@ -69,7 +69,7 @@ class CPUSchedulerTier(SchedulerTier):
         self._events = TierEvents()
 
     def bind(self, manager: KVCacheManager) -> None:
-        self._pool = manager.block_pool
+        self._manager, self._pool = manager, manager.block_pool
         self._sizes = [
             one.block_size for one in manager.coordinator.single_type_managers
         ]
@@ -147,7 +147,7 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        unwritten = self._unwritten(output) if self.demotions else set()
+        unwritten = self._unwritten(output) if self.demotions.has_due else set()
         stores = self.demotions.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, stores_before_forward=True)
@@ -158,9 +158,21 @@ class CPUSchedulerTier(SchedulerTier):
         for new in output.scheduled_new_reqs:
             for size, ids in zip(self._sizes, new.block_ids, strict=True):
                 found.update(ids[new.num_computed_tokens // size :])
-        for ids_of_groups in output.scheduled_cached_reqs.new_block_ids:
+        cached = output.scheduled_cached_reqs
+        for ids_of_groups in cached.new_block_ids:
             for ids in ids_of_groups or ():
                 found.update(ids)
+        # And what is filled now: it was allocated in a step before.
+        for request_id, computed in zip(
+            cached.req_ids, cached.num_computed_tokens, strict=True
+        ):
+            end = computed + output.num_scheduled_tokens[request_id]
+            if all(computed // size == end // size for size in self._sizes):
+                continue
+            held = self._manager.get_blocks(request_id).blocks
+            for size, blocks in zip(self._sizes, held, strict=True):
+                filled = blocks[computed // size : end // size]
+                found.update(block.block_id for block in filled)
         return found
 
     def abandon(self, request_ids: Collection[str]) -> None:
@@ -169,7 +181,7 @@ class CPUSchedulerTier(SchedulerTier):
             load = self._loads.pop(request_id, None)
             if load is not None:
                 self._release(load)
-                self._events.loaded.append(Loaded(request_id, 0))
+            self._events.loaded.append(Loaded(request_id, 0))
 
     def _release(self, load: _Load) -> None:
         self.index.unlock(load.sources)
