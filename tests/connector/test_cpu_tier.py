@@ -328,7 +328,8 @@ def test_a_hit_with_fewer_blocks_than_vllm_allocates_is_prefilled(below):
     tier.index.find, engine.on_step = too_few, None
     assert returns(engine, "a", context, last=False) == 0  # and no wrong byte
     assert lower(engine).faults.total == 1
-    assert engine.controller.telemetry.metrics.totals["failed_reloads", ""] == 1
+    role = engine.connector.scheduler_role
+    assert role.parts.controller.telemetry.metrics.totals["failed_reloads", ""] == 1
     tier.index.find = find
     expire(engine)
     empty_gpu(engine)
