@@ -156,8 +156,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler()
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        # Without a tier of ours, too: another connector beside us may load.
-        if self._bound.parts.lower.is_set or connector_output.finished_recving:
+        if self._bound.parts.lower.is_set:
             self._bound.steps.on_worker_output(connector_output)
 
     @_of_scheduler(plain=False)

@@ -125,7 +125,7 @@ AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
     "control": ("status", "controller", "tick"),
     "stored_tokens": ("requests", "controller", "requests"),
-    "on_worker_output": ("steps", "prefills", "kv_landed"),
+    "on_worker_output": ("steps", "lower", "call"),
 }
 
 

@@ -67,6 +67,17 @@ def test_a_tenant_gains_nothing_for_having_been_away():
     assert numbers.next("b") == 101
 
 
+def test_what_a_tenant_gave_up_does_not_stand_before_its_next_request():
+    engine = make_engine()
+    engine.arrive("b0", [50, 51], program="B")
+    for number in range(100):
+        engine.arrive(f"a{number}", [60, number], program=f"A{number}", tenant="a")
+    for number in range(100):
+        engine.abort(f"a{number}")
+    engine.arrive("a", [61], program="A", tenant="a")
+    assert engine.controller.requests["a"].place.seq == 1
+
+
 def test_tenants_without_number_leave_memory_bounded():
     numbers = PlaceNumbers()
     for tenant in range(3 * fair_queueing.MAX_TENANTS):
@@ -92,7 +103,7 @@ def test_tenants_without_number_leave_memory_bounded():
 def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     quantum = Quantum()
     assert quantum.seconds == math.inf
-    quantum.on_turn(1.0)
+    quantum.on_turn(1.0, is_first=False)
     for _ in range(MIN_ENDED - 1):
         quantum.on_program_end(Place(1, turns=2, served_s=served_s))
     assert quantum.seconds == fair_queueing.LEAST_TURNS  # too few
@@ -100,6 +111,17 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     assert quantum.seconds == fair_queueing.LEAST_TURNS
     quantum.on_program_end(Place(1, turns=2, served_s=served_s))
     assert quantum.seconds == expected_s
+
+
+def test_a_flood_of_one_shot_requests_makes_no_quanta():
+    quantum = Quantum()
+    for _ in range(10):
+        quantum.on_turn(10.0, is_first=False)
+    for _ in range(2000):
+        quantum.on_turn(0.02, is_first=True)
+    assert quantum.seconds == 10.0 * fair_queueing.LEAST_TURNS
+    quantum.on_turn(1e9, is_first=False)  # one that was paused
+    assert quantum.seconds < 1000.0 * fair_queueing.LEAST_TURNS
 
 
 def test_the_quantum_can_be_watched():

@@ -270,6 +270,13 @@ def test_what_does_not_fit_stays_and_takes_nothing_with_it(reason, entry):
     assert fitting({"a": 1, **entry, "b": "c"}) == ({"a": 1, "b": "c"}, [reason])
 
 
+def test_an_object_of_which_little_fits_is_read_no_further():
+    told = {"a": 1, **{f"{n}\ud800": 1 for n in range(2 * values.MAX_UNFIT)}, "b": 2}
+    kept, reasons = fitting(told)
+    assert kept == {"a": 1}
+    assert reasons == ["nested_encoding"] * values.MAX_UNFIT
+
+
 def test_all_entries_together_are_bounded():
     told = {str(n): "x" * (MAX_NESTED_SIZE // 4) for n in range(10)}
     kept, reasons = fitting(told)

@@ -76,7 +76,7 @@ def test_the_time_stood_still_counts_against_the_quantum():
     engine = token_engine(100.0, pool_blocks=20, quantum_turns=2)
     found = pin(engine, "A", stall_wait_s=50.0)
     place, quantum = found.program.place, engine.controller.queue.quantum
-    quantum.on_turn(4.0)
+    quantum.on_turn(4.0, is_first=False)
     engine.clock.advance(3.0)  # no request waits: that costs nothing
     arrive(engine, 15)
     for _ in range(5):

@@ -234,3 +234,19 @@ async def test_a_router_that_drops_headers_loses_nothing(headers, key, hints):
     (request,) = asked.requests
     assert request.headers["x-session-id"] == key, "an agent's is its session's"
     assert hints_of(request) == hints
+
+
+@pytest.mark.parametrize("more", [{}, {"user": "u"}])
+async def test_a_billing_header_does_not_move_a_conversation(more):
+    """It changes with every request of some clients that come through a proxy."""
+    asked = answers()
+    for turn in range(2):
+        system = f"x-anthropic-billing-header: cc_version=2.1; cch=0{turn};You are"
+        messages = [
+            {"role": "system", "content": system},
+            *({"role": "user", "content": f"task {n}"} for n in range(turn + 1)),
+        ]
+        await asked.ask(json={"messages": messages, **more})
+    keys = {request.headers["x-session-id"] for request in asked.requests}
+    assert len(keys) == 1
+    assert asked.front.status()["faults"] == 0

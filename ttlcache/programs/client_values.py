@@ -29,6 +29,8 @@ MAX_SALT_CHARS = 1024
 MAX_DEPTH = 32
 #: Characters, and values of any kind, of all that together.
 MAX_NESTED_SIZE = 1 << 20
+#: Entries of one object that do not fit; with more of them it is read no further.
+MAX_UNFIT = 100
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?", re.ASCII)
 _SCALARS = (str, int, float, type(None))
@@ -158,6 +160,8 @@ def fitting(
             left_then = _measure((key, value), left, max_depth)
         except UnfitValueError as unfit:
             reasons.append(str(unfit))
+            if len(reasons) >= MAX_UNFIT:
+                break
             continue
         kept[key], left = value, left_then
     return kept, reasons

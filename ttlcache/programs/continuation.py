@@ -11,6 +11,10 @@ from ttlcache.programs.model import Program, Turn
 from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import Arrival
 
+#: A prompt that is shorter than the turn's, and has less than this of the head of the
+#: conversation, is a side request: templates begin all prompts with the same preamble.
+ASIDE_HEAD_SHARE = 1 / 8
+
 
 class Relation(Enum):
     """Kinds of arrivals."""
@@ -48,7 +52,7 @@ def relate(program: Program, arrival: Arrival, block_tokens: int) -> Continuatio
         turn = max(extended, key=lambda t: (t.num_hashes, t.gap_id))
         return Continuation(Relation.CONTINUES, turn, turn.num_hashes)
     return _without_output(program, arrival, block_tokens) or _superseded(
-        program, hashes
+        program, arrival, block_tokens
     )
 
 
@@ -76,7 +80,7 @@ def _without_output(
     return Continuation(Relation.DROPS_OUTPUT, turn, max(shared, num_hashes))
 
 
-def _superseded(program: Program, hashes: Sequence[bytes]) -> Continuation:
+def _superseded(program: Program, arrival: Arrival, block_tokens: int) -> Continuation:
     # While another request of the program is under way this one is a parallel
     # branch, and after a sub-agent call it is the child: the parent's turn stays.
     if program.live_requests or not program.open_turns:
@@ -88,8 +92,13 @@ def _superseded(program: Program, hashes: Sequence[bytes]) -> Continuation:
         # One turn after the other under one id: the gap is over, whatever changed.
         alone = len(program.open_turns) == 1
         return Continuation(Relation.SUPERSEDES, turn) if alone else _BRANCH
-    shared = shared_blocks(turn.hashes, hashes, turn.num_hashes)
-    if shared == 0:
+    shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
+    head_tokens, prompt_tokens = turn.lengths
+    is_aside = (
+        arrival.num_tokens < prompt_tokens
+        and shared < ASIDE_HEAD_SHARE * head_tokens // block_tokens
+    )
+    if shared == 0 or is_aside:
         return _BRANCH
     return Continuation(Relation.SUPERSEDES, turn, shared)
 

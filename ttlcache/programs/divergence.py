@@ -6,13 +6,12 @@ of their own are looked at: without one, the prefix is what makes a request a tu
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from ttlcache.programs.continuation import Continuation, Relation, shared_blocks
-from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.model import LENGTHS, Program, Turn
 from ttlcache.types import Arrival, Finish
 
 #: The end of a prompt may differ without the client's doing: the template's generation
@@ -20,7 +19,6 @@ from ttlcache.types import Arrival, Finish
 _SLACK_BLOCKS = 2
 #: A head to which each turn appends a line grows by no more than this.
 _REMINDER_BLOCKS = 3
-_LENGTHS = struct.Struct("<II")
 _MARK_BYTES = 4
 
 
@@ -94,7 +92,7 @@ def outline(
     hashes = finish.hashes
     places = _places(head_tokens, finish.prompt_tokens, num_hashes, block_tokens)
     marks = [hashes[place - 1][:_MARK_BYTES] for place in places]
-    return _LENGTHS.pack(head_tokens, finish.prompt_tokens) + b"".join(marks)
+    return LENGTHS.pack(head_tokens, finish.prompt_tokens) + b"".join(marks)
 
 
 class Comparison(NamedTuple):
@@ -124,7 +122,7 @@ def compare(
     last = program.last_turn
     if last is None:
         return Comparison(num_tokens)
-    head_tokens, _ = _LENGTHS.unpack_from(last.outline)
+    head_tokens, _ = last.lengths
     shared = _shared_with(last, hashes, block_tokens)
     relation = continuation.relation
     # A sub-agent's next turn extends a turn that is not the conversation's.
@@ -160,8 +158,8 @@ def _shared_with(turn: Turn, hashes: Sequence[bytes], block_tokens: int) -> int:
     """
     if turn.hashes:
         return shared_blocks(turn.hashes, hashes, turn.num_hashes)
-    head, prompt = _LENGTHS.unpack_from(turn.outline)
-    shared, start = 0, _LENGTHS.size
+    head, prompt = turn.lengths
+    shared, start = 0, LENGTHS.size
     for place in _places(head, prompt, turn.num_hashes, block_tokens):
         mark = turn.outline[start : start + _MARK_BYTES]
         if place > len(hashes) or hashes[place - 1][:_MARK_BYTES] != mark:
@@ -176,7 +174,7 @@ def _cause(turn: Turn, shared: int, num_tokens: int, block_tokens: int) -> Cause
     None where it rather begins anew (a side request, a sub-agent, another
     conversation) or repeats a part of the context (a retry).
     """
-    head, prompt = _LENGTHS.unpack_from(turn.outline)
+    head, prompt = turn.lengths
     if shared >= num_tokens // block_tokens:
         return None
     if num_tokens < prompt:

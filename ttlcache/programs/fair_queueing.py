@@ -99,6 +99,12 @@ class PlaceNumbers:
             self._last.popitem(last=False)
         return number
 
+    def give_back(self, tenant: str) -> None:
+        """A context left before any turn of it was admitted: one less is before those
+        of its tenant that come next."""
+        if self._last.get(tenant, 0) > self._started:
+            self._last[tenant] -= 1
+
     def on_scheduled(self, number: int) -> None:
         """A turn that stood at this number got its memory."""
         self._started = max(self._started, number)
@@ -114,12 +120,21 @@ class Quantum:
                 ended.
         """
         self._fixed_turns = fixed_turns
-        self._turn_s = SlidingMean(WINDOW)
+        # A flood of one-shot requests must not make all quanta: first turns count only
+        # while there were no others.
+        self._first_s, self._later_s = SlidingMean(WINDOW), SlidingMean(WINDOW)
         self._program_s = SlidingMean(WINDOW)
 
-    def on_turn(self, seconds: float) -> None:
-        """A turn of any program ran for so long."""
-        self._turn_s.observe(seconds)
+    def on_turn(self, seconds: float, *, is_first: bool) -> None:
+        """A turn of any program ran for so long, the first of its context or not."""
+        mean = self._first_s if is_first else self._later_s
+        if mean.count:  # nor must one that was paused
+            seconds = min(seconds, MOST_TURNS * mean.value)
+        mean.observe(seconds)
+
+    @property
+    def _turn_s(self) -> SlidingMean:
+        return self._later_s if self._later_s.count else self._first_s
 
     def on_program_end(self, place: Place) -> None:
         """A program is over. One-shot requests say nothing of how long programs are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,10 @@ ProgramKey = tuple[str, str] | int
 ENGINE_KEYS = 1 << 32
 #: How such a program is shown: its engine and its number.
 ANONYMOUS_ID = re.compile(r"anonymous-([0-9a-f]{1,8})-([0-9]{1,9})")
+
+
+#: What an outline begins with: tokens of the head, and of the prompt.
+LENGTHS = struct.Struct("<II")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +62,15 @@ class Turn:
     place: Place | None = None
     outline: bytes = b""
     has_expired_pin: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the conversation's head and of the turn's prompt, by the outline;
+        0 without one."""
+        if not self.outline:
+            return 0, 0
+        head_tokens, prompt_tokens = LENGTHS.unpack_from(self.outline)
+        return head_tokens, prompt_tokens
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether a prompt extends this turn's whole context."""

@@ -109,7 +109,7 @@ class PrefixIndex:
         place = self._places[hashes[index]]
         if isinstance(place, int):
             place = {place >> _NUMBER_BITS: place & _NUMBER_MASK}
-        if not any(program_of(number) for number in place.values()):
+        if not any(program_of(number) for number in reversed(place.values())):
             return None  # a long conversation whose program ended has many places
         start = (index + 1) * self._block_tokens
         stop = min(start + self._block_tokens, num_tokens) - 1

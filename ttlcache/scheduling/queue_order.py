@@ -95,9 +95,14 @@ class QueueOrder:
         admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
         self.wait_bound.on_scheduled(admitted_s - record.queued_s)
 
+    def on_left(self, record: RequestRecord) -> None:
+        """The request left before it was admitted."""
+        if not record.place.turns:
+            self.programs.place_numbers.give_back(record.program.tenant)
+
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""
-        self.quantum.on_turn(seconds)
+        self.quantum.on_turn(seconds, is_first=record.place.turns <= 1)
         self._charge(record.place, record.program.tenant, seconds)
 
     def on_stall(self, pin: Pin) -> None:

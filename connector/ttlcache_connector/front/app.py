@@ -36,6 +36,7 @@ from ttlcache_connector.http.asgi import (
     answer,
     with_length,
 )
+from ttlcache_connector.http.billing_header import without_billing_header
 from ttlcache_connector.http.clues import split_path
 from ttlcache_connector.http.known_clients import SESSION_HEADER
 from ttlcache_connector.http.naming import label
@@ -182,7 +183,9 @@ class Front:
     ) -> bytes | None:
         """The body with an id in it, None where it stays as it is."""
         path = scope["path"]
-        route = find(scope["headers"], url_session, body, self._prompts)
+        # As the replica reads it: the header may change with every request.
+        read = body and (without_billing_header(body) or body)
+        route = find(scope["headers"], url_session, read, self._prompts)
         self.routed[route.rule] += 1
         key = self._family.key(route, _tenant(scope))
         if key is None:

@@ -150,7 +150,9 @@ def named(body: bytes, program: str, told: Mapping[str, Any]) -> bytes:
     """The body with the program's id, and what else is `told`, among its hints."""
     asked = parse(body)
     params = asked.kv_transfer_params if asked is not None else None
-    params = dict(params) if isinstance(params, Mapping) else {}
+    if not isinstance(params, Mapping | None):
+        return body  # the replica answers 400
+    params = dict(params or {})
     own = params.pop("ttlcache", None)
     if own is not None and not isinstance(own, Mapping):
         return body  # the replica rejects and counts it, as it came

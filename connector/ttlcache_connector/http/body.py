@@ -95,6 +95,8 @@ def parse(body: bytes) -> Body | None:
     except UNREADABLE:
         pass
     # vLLM's parser takes more: NaN, lone surrogates, a byte order mark.
+    if not json.detect_encoding(body).startswith("utf-8"):
+        return None  # members could not be added to it
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ here costs the request its identity, never its answer.
 
 from __future__ import annotations
 
+import collections
 import functools
 from urllib.parse import quote, unquote
 
@@ -98,8 +99,8 @@ class ProgramIdMiddleware:
                 messages = [{"type": "http.request", "body": changed}]
                 scope["headers"] = with_length(scope["headers"], len(changed))
             self._requests.labels(clues.rule).inc()
-            for reason in clues.dropped:
-                self._dropped.labels(reason).inc()
+            for reason, count in collections.Counter(clues.dropped).items():
+                self._dropped.labels(reason).inc(count)
             told = clues.named or clues.session
             if told and not told.startswith(ROUTE_PREFIX):
                 program = quote(bounded(told), safe="").encode()

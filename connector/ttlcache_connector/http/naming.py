@@ -152,9 +152,10 @@ def in_body(
         fairness: an id in the headers that may be a tenant's.
     """
     metadata = body.metadata if isinstance(body.metadata, dict) else {}
-    own = checked(header_id, body.session_id, dropped)
-    if own is not None:
-        return "body-session", own
+    for told in (body.session_id, member(body.vllm_xargs, "session_id")):
+        own = checked(header_id, told, dropped)
+        if own is not None:
+            return "body-session", own
     job_id = label(job)
     if job_id is not None:
         return "job-id", job_id

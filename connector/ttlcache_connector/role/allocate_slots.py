@@ -134,7 +134,8 @@ class AllocationGuard:
                 )
                 if blocks is not None:
                     return blocks
-            kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+            if len(args) < 3:  # it is not among these
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
             return long_way(request, num_new_tokens, *args, **kwargs)
 
         return allocate_slots
@@ -151,7 +152,9 @@ class AllocationGuard:
         # without that does the engine stand still.
         if running == 0 and not self._prefills.is_loading():
             return Urgency.STALLED
-        return Urgency.OVERDUE if self._engine.is_overdue(request) else Urgency.WAITING
+        # One that holds memory already stands before all others.
+        is_first = request.num_computed_tokens or self._engine.is_overdue(request)
+        return Urgency.OVERDUE if is_first else Urgency.WAITING
 
     def _is_refused(self, missing: int, urgency: Urgency) -> bool:
         """Whether it was not for memory that the call failed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
@@ -77,7 +77,6 @@ class Prefills:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
-        self._kv_landed: set[str] = set()  # of these, whose remote KV is there
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
@@ -87,28 +86,11 @@ class Prefills:
 
     def end(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
-        self._kv_landed.discard(request_id)
-
-    def load_started(self, request_id: str) -> None:
-        """A part of its KV is on its way."""
-        self._kv_landed.discard(request_id)
-
-    def kv_landed(self, request_ids: Iterable[str]) -> None:
-        """What was on its way to them is there."""
-        self._kv_landed.update(request_ids)
-        self._kv_landed.intersection_update(self._requests)
 
     def is_loading(self) -> bool:
-        """Whether a request that holds its blocks waits for remote KV.
-
-        One whose KV is there does not: vLLM calls it loading until its turn comes,
-        which may never be while the one before it lacks memory that pins hold.
-        """
+        """Whether a request that holds its blocks waits for remote KV."""
         # Looked up among those admitted, not in the queue: thousands may wait there.
-        return any(
-            is_loading(request) and request_id not in self._kv_landed
-            for request_id, request in self._requests.items()
-        )
+        return any(map(is_loading, self))
 
     def take_done(self) -> list[Request]:
         """Those whose prompts are done, and which are none of these any more."""

@@ -130,14 +130,12 @@ class RequestEvents:
     ) -> None:
         """The request holds its blocks, and of `external_tokens` KV will be loaded."""
         self._lower.update_state_after_alloc(request, blocks, external_tokens)
-        self.on_allocated(request, awaits_load=external_tokens > 0)
+        self.on_allocated(request)
 
     @guarded()
-    def on_allocated(self, request: Request, *, awaits_load: bool) -> None:
-        """Claim its pin. `awaits_load`: a part of its KV is on its way."""
+    def on_allocated(self, request: Request) -> None:
+        """Claim its pin."""
         request_id = request.request_id
-        if awaits_load:
-            self._prefills.load_started(request_id)
         hit_tokens = self._local_hits.pop(request_id, 0)
         self._engine.forget(request_id)
         record = self._controller.requests.get(request_id)

@@ -91,12 +91,14 @@ class SchedulingCallbacks:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
             if urgency is not Urgency.STALLED:  # it takes any pin below
                 freed = memory.redecide_uncontended()
-            if self._demoting is not None:
+            if self._demoting is not None and self._parts.lower.is_up():
                 return freed + self._evict_to_tier(
                     self._demoting.unpinned, needed_blocks - freed, request, urgency
                 )
-        elif self._demoting is not None:  # one that runs waits for no copy
-            freed = self._demoting.unpinned.free(needed_blocks, at_once=True)
+        if self._demoting is not None:
+            # One that runs waits for no copy, and none for that of a tier that is down.
+            lack = needed_blocks - freed
+            freed += self._demoting.unpinned.free(lack, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed

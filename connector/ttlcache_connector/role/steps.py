@@ -114,8 +114,6 @@ class StepEvents:
     @guarded()
     def on_worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers did in a step."""
-        # Others' loads, too: beside us there may be another connector.
-        self._parts.prefills.kv_landed(output.finished_recving or ())
         lower = self._lower
         lower.call(lower.tier.on_worker_output, None, output)
         self.apply_tier_events()

@@ -114,6 +114,17 @@ def test_a_sub_agent_does_not_disturb_its_parents_pin(engine, tool):
     assert engine.total("claimed_tokens") == 12
 
 
+def test_a_side_request_with_the_templates_preamble_leaves_the_pin():
+    # Scenario: while its tool runs, a client asks for a summary under the same id; of
+    # the 100 blocks of the head its prompt has 2.
+    engine = make_engine(pool_blocks=256)
+    context = engine.turn("r1", [*range(1, 401)], [7], program="A")
+    engine.turn("side", [*range(1, 9), *range(900, 950)], [8], program="A")
+    assert [pin.kv_blocks for pin in engine.pins()] == [100, 14]
+    engine.turn("r2", [*context, 9], program="A")
+    assert engine.total("claimed_tokens") == 400
+
+
 def test_a_rewritten_history_keeps_the_shared_part(engine):
     engine.turn("r1", PROMPT, [*range(11, 24)], program="A")
     assert engine.pinned() == {"A": 5}

@@ -133,11 +133,6 @@ class CPUDemotions(TierDemotions):
     def __bool__(self) -> bool:
         return bool(self._due or self.copies)
 
-    @property
-    def has_due(self) -> bool:
-        """Whether a copy may begin in the next step."""
-        return bool(self._due)
-
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         table = self._pool.blocks
         sources = [

@@ -147,7 +147,7 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        unwritten = self._unwritten(output) if self.demotions.has_due else set()
+        unwritten = self._unwritten(output) if self.demotions else set()
         stores = self.demotions.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, stores_before_forward=True)
@@ -159,13 +159,12 @@ class CPUSchedulerTier(SchedulerTier):
             for size, ids in zip(self._sizes, new.block_ids, strict=True):
                 found.update(ids[new.num_computed_tokens // size :])
         cached = output.scheduled_cached_reqs
-        for ids_of_groups in cached.new_block_ids:
-            for ids in ids_of_groups or ():
-                found.update(ids)
-        # And what is filled now: it was allocated in a step before.
-        for request_id, computed in zip(
-            cached.req_ids, cached.num_computed_tokens, strict=True
-        ):
+        each = cached.req_ids, cached.num_computed_tokens, cached.new_block_ids
+        for request_id, computed, new_ids in zip(*each, strict=True):
+            if request_id not in cached.resumed_req_ids:  # which are told all they have
+                for ids in new_ids or ():
+                    found.update(ids)
+            # And what is filled now: it was allocated in a step before.
             end = computed + output.num_scheduled_tokens[request_id]
             if all(computed // size == end // size for size in self._sizes):
                 continue
