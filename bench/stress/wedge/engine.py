@@ -140,11 +140,12 @@ class DrivenEngine:
             if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ
             and not request.is_finished()  # aborted, its load under way
         ]
-        # An idle streaming session holds blocks and a batch slot; vLLM alone waits
-        # for its client then. It is a wedge of ours only if pins wait with it.
-        if self.scheduler.num_waiting_for_streaming_input and not len(
-            self.role.parts.controller.pins
-        ):
+        # A streaming session holds blocks while it waits, for its client or for memory,
+        # and vLLM alone waits then. It is a wedge of ours only if pins wait with it.
+        sessions = self.scheduler.num_waiting_for_streaming_input or any(
+            request.resumable and request.num_computed_tokens for request in waiting
+        )
+        if sessions and not len(self.role.parts.controller.pins):
             waiting = []
         idle = not output.total_num_scheduled_tokens and not self.scheduler.running
         if idle and waiting and self._pass_patience():
