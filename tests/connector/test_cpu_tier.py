@@ -429,6 +429,20 @@ def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(below):
     assert engine.scheduler.reset_prefix_cache()
 
 
+def test_a_load_that_never_ends_keeps_no_other_waiting(below, monkeypatch):
+    """Its blocks are not free soon: what the tier may not store gives way."""
+    monkeypatch.setattr(demotions, "COPY_TIMEOUT_S", 0.01)
+    engine, context = below()
+    broken = BrokenEngine(queue(engine, "loads"), hangs=True)
+    engine.add("a-1", [*context, 5], hints=hints("a") | {"ttl": 60})
+    step_until(engine, lambda: bool(broken.waiting))
+    time.sleep(0.02)
+    step_until(engine, lambda: "a-1" in engine.finished)
+    assert free(engine) == 63 - 12 - 13  # those of the load, and its turn again
+    engine.turn("b-0", prompt(3, 45 * 16), hints=hints("b", last=True))
+    broken.mend()
+
+
 def test_salts_and_adapters_are_told_apart(make_worker):
     engine = make_worker()
     adapter = LoRARequest("one", 1, "/none")

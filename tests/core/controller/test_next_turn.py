@@ -114,6 +114,16 @@ def test_a_sub_agent_does_not_disturb_its_parents_pin(engine, tool):
     assert engine.total("claimed_tokens") == 12
 
 
+@pytest.mark.parametrize(("user_priority", "freed"), [(0, 2), (10, 0)])
+def test_a_claim_is_safe_from_requests_that_are_not_more_urgent(
+    engine, user_priority, freed
+):
+    context = engine.turn("a1", PROMPT, program="A", user_priority=10)
+    engine.arrive("a2", [*context, 14], program="A", user_priority=10)
+    engine.arrive("b1", [80] * 9, program="B", user_priority=user_priority)
+    assert engine.reclaim(2, Urgency.WAITING, "b1") == freed
+
+
 def test_a_side_request_with_the_templates_preamble_leaves_the_pin():
     # Scenario: while its tool runs, a client asks for a summary under the same id; of
     # the 100 blocks of the head its prompt has 2.
