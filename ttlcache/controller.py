@@ -396,7 +396,6 @@ class Controller:
         program.live_requests -= 1
         if record.admitted_s is None:
             self._stop_waiting(record)
-            self.queue.on_left(record)
         else:
             self._backlog.on_running(-record.num_tokens)
         pin = self.pins.get(record.pin_id)

@@ -71,11 +71,28 @@ def test_what_a_tenant_gave_up_does_not_stand_before_its_next_request():
     engine = make_engine()
     engine.arrive("b0", [50, 51], program="B")
     for number in range(100):
-        engine.arrive(f"a{number}", [60, number], program=f"A{number}", tenant="a")
+        engine.arrive(f"a{number}", [60, number], tenant="a")
     for number in range(100):
         engine.abort(f"a{number}")
     engine.arrive("a", [61], program="A", tenant="a")
     assert engine.controller.requests["a"].place.seq == 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_tenant_cannot_give_back_what_still_stands(ends):
+    # Scenario: beside 10 requests that wait, one comes and goes again and again under
+    # one id, or is said to be over while it waits.
+    engine = make_engine()
+    for number in range(10):
+        engine.arrive(f"a{number}", [60, number], program=f"A{number}", tenant="a")
+    for number in range(10):
+        engine.arrive(f"x{number}", [70, number], program="X", tenant="a")
+        if ends:
+            engine.end("X", tenant="a")
+        else:
+            engine.abort(f"x{number}")
+    engine.arrive("last", [61], program="A", tenant="a")
+    assert engine.controller.requests["last"].place.seq > (20 if ends else 10)
 
 
 def test_tenants_without_number_leave_memory_bounded():

@@ -93,7 +93,7 @@ def _superseded(program: Program, arrival: Arrival, block_tokens: int) -> Contin
         alone = len(program.open_turns) == 1
         return Continuation(Relation.SUPERSEDES, turn) if alone else _BRANCH
     shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
-    head_tokens, prompt_tokens = turn.lengths
+    head_tokens, prompt_tokens = turn.head_and_prompt_tokens
     is_aside = (
         arrival.num_tokens < prompt_tokens
         and shared < ASIDE_HEAD_SHARE * head_tokens // block_tokens

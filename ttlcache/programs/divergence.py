@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ttlcache.programs.continuation import Continuation, Relation, shared_blocks
-from ttlcache.programs.model import LENGTHS, Program, Turn
+from ttlcache.programs.model import OUTLINE_LENGTHS, Program, Turn
 from ttlcache.types import Arrival, Finish
 
 #: The end of a prompt may differ without the client's doing: the template's generation
@@ -92,7 +92,7 @@ def outline(
     hashes = finish.hashes
     places = _places(head_tokens, finish.prompt_tokens, num_hashes, block_tokens)
     marks = [hashes[place - 1][:_MARK_BYTES] for place in places]
-    return LENGTHS.pack(head_tokens, finish.prompt_tokens) + b"".join(marks)
+    return OUTLINE_LENGTHS.pack(head_tokens, finish.prompt_tokens) + b"".join(marks)
 
 
 class Comparison(NamedTuple):
@@ -122,7 +122,7 @@ def compare(
     last = program.last_turn
     if last is None:
         return Comparison(num_tokens)
-    head_tokens, _ = last.lengths
+    head_tokens, _ = last.head_and_prompt_tokens
     shared = _shared_with(last, hashes, block_tokens)
     relation = continuation.relation
     # A sub-agent's next turn extends a turn that is not the conversation's.
@@ -158,8 +158,8 @@ def _shared_with(turn: Turn, hashes: Sequence[bytes], block_tokens: int) -> int:
     """
     if turn.hashes:
         return shared_blocks(turn.hashes, hashes, turn.num_hashes)
-    head, prompt = turn.lengths
-    shared, start = 0, LENGTHS.size
+    head, prompt = turn.head_and_prompt_tokens
+    shared, start = 0, OUTLINE_LENGTHS.size
     for place in _places(head, prompt, turn.num_hashes, block_tokens):
         mark = turn.outline[start : start + _MARK_BYTES]
         if place > len(hashes) or hashes[place - 1][:_MARK_BYTES] != mark:
@@ -174,7 +174,7 @@ def _cause(turn: Turn, shared: int, num_tokens: int, block_tokens: int) -> Cause
     None where it rather begins anew (a side request, a sub-agent, another
     conversation) or repeats a part of the context (a retry).
     """
-    head, prompt = turn.lengths
+    head, prompt = turn.head_and_prompt_tokens
     if shared >= num_tokens // block_tokens:
         return None
     if num_tokens < prompt:

@@ -100,8 +100,8 @@ class PlaceNumbers:
         return number
 
     def give_back(self, tenant: str) -> None:
-        """A context left before any turn of it was admitted: one less is before those
-        of its tenant that come next."""
+        """A program ended of which no turn was admitted: it stands before none of its
+        tenant's next ones. Once for each, or its tenant would stand before others."""
         if self._last.get(tenant, 0) > self._started:
             self._last[tenant] -= 1
 
@@ -120,15 +120,15 @@ class Quantum:
                 ended.
         """
         self._fixed_turns = fixed_turns
-        # A flood of one-shot requests must not make all quanta: first turns count only
-        # while there were no others.
+        # Neither a flood of one-shot requests must make all quanta (first turns count
+        # only while there were no others), nor one turn that was paused.
         self._first_s, self._later_s = SlidingMean(WINDOW), SlidingMean(WINDOW)
         self._program_s = SlidingMean(WINDOW)
 
     def on_turn(self, seconds: float, *, is_first: bool) -> None:
         """A turn of any program ran for so long, the first of its context or not."""
         mean = self._first_s if is_first else self._later_s
-        if mean.count:  # nor must one that was paused
+        if mean.count:
             seconds = min(seconds, MOST_TURNS * mean.value)
         mean.observe(seconds)
 

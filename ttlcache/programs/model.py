@@ -26,10 +26,8 @@ ProgramKey = tuple[str, str] | int
 ENGINE_KEYS = 1 << 32
 #: How such a program is shown: its engine and its number.
 ANONYMOUS_ID = re.compile(r"anonymous-([0-9a-f]{1,8})-([0-9]{1,9})")
-
-
 #: What an outline begins with: tokens of the head, and of the prompt.
-LENGTHS = struct.Struct("<II")
+OUTLINE_LENGTHS = struct.Struct("<II")
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +62,11 @@ class Turn:
     has_expired_pin: bool = False
 
     @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens of the conversation's head and of the turn's prompt, by the outline;
-        0 without one."""
+    def head_and_prompt_tokens(self) -> tuple[int, int]:
+        """Of the conversation's first prompt, and of this turn's; 0 without outline."""
         if not self.outline:
             return 0, 0
-        head_tokens, prompt_tokens = LENGTHS.unpack_from(self.outline)
+        head_tokens, prompt_tokens = OUTLINE_LENGTHS.unpack_from(self.outline)
         return head_tokens, prompt_tokens
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:

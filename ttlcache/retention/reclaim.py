@@ -195,11 +195,11 @@ class Reclaimer:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            # A claim stands before new turns, whatever its rank; and a preempted turn,
-            # which has claimed, waits for running requests to end: to take the pin
-            # would make the claimant prefill anew.
+            # A claim stands before new turns of no higher user priority, whatever its
+            # rank; and a preempted turn, which has claimed, waits for running requests
+            # to end: to take the pin would make the claimant prefill anew.
             is_claim = pin.has_claimant and not pin.quantum_used
-            is_claim = is_claim and pin.rank[0] <= rank[0]  # users' priorities
+            is_claim = is_claim and pin.rank[0] <= rank[0]
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
             yields = pin.yields_to_waiting and not pin.has_claimant

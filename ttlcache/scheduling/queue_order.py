@@ -95,11 +95,6 @@ class QueueOrder:
         admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
         self.wait_bound.on_scheduled(admitted_s - record.queued_s)
 
-    def on_left(self, record: RequestRecord) -> None:
-        """The request left before it was admitted."""
-        if not record.place.turns:
-            self.programs.place_numbers.give_back(record.program.tenant)
-
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""
         self.quantum.on_turn(seconds, is_first=record.place.turns <= 1)
@@ -120,6 +115,8 @@ class QueueOrder:
 
     def on_program_end(self, program: Program) -> None:
         """The service of its longest context teaches how long a quantum is."""
+        if not program.place.turns and not program.live_requests:
+            self.programs.place_numbers.give_back(program.tenant)
         if program.work is not None:
             self.work.on_program_end(program.work)
         places = [turn.place for turn in program.open_turns if turn.place]

@@ -126,6 +126,12 @@ class DrivenEngine:
         waiting = self.scheduler.requests.keys() - running
         return self.is_loading or any(any(block_ids(name)) for name in waiting)
 
+    def _holds_memory(self) -> bool:
+        """Whether ttlcache references blocks: pins, or turns that go down."""
+        parts = self.role.parts
+        unpinned = parts.demoting.unpinned.refs if parts.demoting is not None else ()
+        return bool(len(parts.controller.pins) or parts.holder.references() or unpinned)
+
     def _moves(self) -> tuple[int, int]:
         """Differs where loads, or copies before blocks are freed, went on."""
         copies = self.harness.copies
@@ -141,11 +147,11 @@ class DrivenEngine:
             and not request.is_finished()  # aborted, its load under way
         ]
         # A streaming session holds blocks while it waits, for its client or for memory,
-        # and vLLM alone waits then. It is a wedge of ours only if pins wait with it.
-        sessions = self.scheduler.num_waiting_for_streaming_input or any(
+        # and vLLM alone waits then. It is a wedge of ours only if we hold memory, too.
+        has_session = self.scheduler.num_waiting_for_streaming_input or any(
             request.resumable and request.num_computed_tokens for request in waiting
         )
-        if sessions and not len(self.role.parts.controller.pins):
+        if has_session and not self._holds_memory():
             waiting = []
         idle = not output.total_num_scheduled_tokens and not self.scheduler.running
         if idle and waiting and self._pass_patience():

@@ -183,9 +183,9 @@ class Front:
     ) -> bytes | None:
         """The body with an id in it, None where it stays as it is."""
         path = scope["path"]
-        # As the replica reads it: the header may change with every request.
-        read = body and (without_billing_header(body) or body)
-        route = find(scope["headers"], url_session, read, self._prompts)
+        # As the replica reads it: the billing header may change with every request.
+        as_read = body and (without_billing_header(body) or body)
+        route = find(scope["headers"], url_session, as_read, self._prompts)
         self.routed[route.rule] += 1
         key = self._family.key(route, _tenant(scope))
         if key is None:

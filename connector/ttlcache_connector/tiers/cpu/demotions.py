@@ -124,14 +124,14 @@ class CPUDemotions(TierDemotions):
         self._now_s = default_clock().now_s
         self._numbers = itertools.count()
         self._turns: dict[str, _Turn] = {}
-        self._due: dict[str, None] = {}  # in this order
+        self.due: dict[str, None] = {}  # to be ordered, in this order
         self.copies: Copies[int, _Store] = Copies(ranks)
         self._orders: dict[int, BlockCopy] = {}
         self.releasable: list[str] = []
         self.outcomes: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._due or self.copies)
+        return bool(self.due or self.copies)
 
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         table = self._pool.blocks
@@ -145,7 +145,7 @@ class CPUDemotions(TierDemotions):
         if sources:
             self._turns[request.request_id] = _Turn(sources, self._now_s())
             if self._is_write_through:
-                self._due[request.request_id] = None
+                self.due[request.request_id] = None
 
     def report_turn(self, turn: TurnEnd) -> None:
         if turn.ttl_s is None:
@@ -166,12 +166,12 @@ class CPUDemotions(TierDemotions):
     def demote(self, request_id: str) -> bool:
         if request_id not in self._turns:
             return False
-        self._due.setdefault(request_id)
+        self.due.setdefault(request_id)
         return True
 
     def drop(self, request_id: str) -> None:
         self._turns.pop(request_id, None)
-        self._due.pop(request_id, None)
+        self.due.pop(request_id, None)
 
     def references(self) -> dict[int, int]:
         return self._held.counts
@@ -182,9 +182,9 @@ class CPUDemotions(TierDemotions):
         unwritten: blocks whose content is not there yet.
         is_up: others may begin; without that what is due is dropped.
         """
-        while self._due:
-            request_id = next(iter(self._due))
-            del self._due[request_id]
+        while self.due:
+            request_id = next(iter(self.due))
+            del self.due[request_id]
             self.releasable.append(request_id)
             turn = self._turns.pop(request_id)
             if not is_up:
@@ -219,7 +219,7 @@ class CPUDemotions(TierDemotions):
     def reset(self) -> None:
         """What is in GPU memory, or on its way down, is worthless."""
         self._turns.clear()
-        self._due.clear()
+        self.due.clear()
         self.drop_copies()
 
     def _begin(self, request_id: str, turn: _Turn, unwritten: set[int]) -> _Store:

@@ -147,7 +147,7 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        unwritten = self._unwritten(output) if self.demotions else set()
+        unwritten = self._unwritten(output) if self.demotions.due else set()
         stores = self.demotions.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, stores_before_forward=True)
