@@ -183,6 +183,21 @@ def test_a_copy_that_fails_is_a_prefill(below, monkeypatch, fault):
     assert free(engine) == 63
 
 
+@pytest.mark.parametrize("direction", ["stores", "loads"])
+def test_an_engine_that_is_broken_for_good_is_the_end_of_the_tier(below, direction):
+    engine, context = below()
+    queue(engine, direction).engine._break("out of events")
+    returns(engine, "a", context, last=False)  # whatever it found
+    time.sleep(0.06)
+    step_until(engine, lambda: not lower(engine).is_up())
+    before = engine.moved["tier_bytes:demoted"]
+    context = down(engine, "b", 2)
+    empty_gpu(engine)
+    assert returns(engine, "b", context) == 0
+    assert engine.moved["tier_bytes:demoted"] == before
+    assert free(engine) == 63
+
+
 def refuse(*_: Any, **__: Any) -> None:
     raise TransferError("no such block")
 
@@ -228,16 +243,21 @@ class BrokenEngine:
             raise RuntimeError(method)
 
 
-def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, impatient):
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_load_that_hangs_costs_its_request_a_prefill(
+    make_worker, impatient, is_alone
+):
     """The device may write to its blocks until it ends: nobody else gets them."""
     engine = make_worker()
     context, other = down(engine, "a", 1), down(engine, "b", 2)
     empty_gpu(engine)
     broken = BrokenEngine(queue(engine, "loads"), hangs=True)
-    beside = engine.add("c-0", prompt(3, 40), max_tokens=400, hints=hints("c"))
+    if not is_alone:
+        beside = engine.add("c-0", prompt(3, 40), max_tokens=400, hints=hints("c"))
     engine.turn_beside("a-1", [*context, 5], hints=hints("a", last=True))
-    assert beside.num_output_tokens > 0
-    engine.abort("c-0")
+    if not is_alone:
+        assert beside.num_output_tokens > 0
+        engine.abort("c-0")
     assert not lower(engine).is_up()
     assert free(engine) == 63 - 12
     use_free_memory(engine)
@@ -321,7 +341,6 @@ def test_a_hit_with_fewer_blocks_than_vllm_allocates_is_prefilled(below):
         found = find(*args)
         if found is not None:
             (blocks,) = found.blocks
-            tier.index.unlock([blocks[3]])
             blocks[3] = tier.index._pool.null_block
         return found
 
@@ -547,6 +566,9 @@ ENGINE = {
     [
         ({}, {}, "cpu", 16.0),
         ({}, {"cpu_gb": 90.0}, "cpu", 90.0),
+        ({}, {"cpu_gb": 201.0}, "none", None),
+        ({"data_parallel_size_local": 8}, {"cpu_gb": 26.0}, "none", None),
+        ({"nnodes": 2}, {"cpu_gb": 390.0}, "cpu", 390.0),
         ({}, {"lower_tier": "none"}, "none", None),
         ({}, {"policy": "observe"}, "none", None),
         ({"world_size": 2}, {}, "cpu", 32.0),

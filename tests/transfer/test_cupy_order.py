@@ -191,6 +191,17 @@ def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():
     device.engine.close()
 
 
+@pytest.mark.parametrize("has_batch", [True, False])
+def test_without_memory_for_a_kernels_runs_there_are_other_ways(has_batch):
+    device = Device(method=Method.KERNEL)
+    device.cuda.has_batch_copy = has_batch
+    device.fill(device.host, CHUNK, 9)
+    device.cuda.fail["alloc_device"] = 1
+    device.submit(LOAD, [3, 4, 9, 1])
+    assert device.finish()[0].ok
+    assert device.block(9) == {9}
+
+
 def test_unpinned_host_memory_is_refused():
     device = Device(method=Method.KERNEL)
     pageable = device.cuda.alloc_pageable(CHUNK)

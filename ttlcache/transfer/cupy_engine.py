@@ -249,7 +249,13 @@ class CupyEngine(TransferEngine):
                 )
         else:
             runs, num_tiles = pack_runs(plan)
-            staging = part.staging = self._staging.take(runs.nbytes)
+            try:
+                staging = part.staging = self._staging.take(runs.nbytes)
+            except CudaError:  # the model has taken all device memory since
+                has_batch = self._runtime.has_batch_copy
+                other = Method.BATCH if has_batch else Method.SINGLE
+                self._issue(part, plan, other)
+                return
             ctypes.memmove(staging.host, runs.ctypes.data, runs.nbytes)
             size = runs.nbytes
             self._runtime.copy_2d(

@@ -45,8 +45,8 @@ class Worker(EngineHarness):
         self.moved: dict[str, int] = {}
         self.closed = False
 
-    def execute(self, output: Any) -> KVConnectorOutput:
-        """As vLLM's model runner does it."""
+    def execute(self, output: Any) -> KVConnectorOutput | None:
+        """As vLLM's model runner does it, on one rank."""
         self.verify(output)
         metadata = output.kv_connector_metadata
         self.worker.handle_preemptions(metadata)
@@ -67,7 +67,8 @@ class Worker(EngineHarness):
             key = f"{name}:{label}"
             self.moved[key] = self.moved.get(key, 0) + by
         self.worker.clear_connector_metadata()
-        return report
+        is_heard = output.total_num_scheduled_tokens or not report.is_empty()
+        return report if is_heard else None
 
     def verify(self, output: Any) -> None:
         """What vLLM counts as computed is there, to the last byte."""

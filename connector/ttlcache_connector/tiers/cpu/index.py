@@ -51,7 +51,7 @@ class HeldBlocks:
 
 
 class Found(NamedTuple):
-    """A hit; its blocks stay while it is locked.
+    """A hit; its blocks stay until others are stored.
 
     blocks: per cache group, from the first token after `hit_tokens` on; null blocks
         stand for those that the group does not need.
@@ -62,10 +62,6 @@ class Found(NamedTuple):
     blocks: tuple[list[KVCacheBlock], ...]
     hit_tokens: int
     tokens: int
-
-    @property
-    def locked(self) -> list[KVCacheBlock]:
-        return [b for group in self.blocks for b in group if not b.is_null]
 
 
 @dataclass(slots=True)
@@ -96,7 +92,7 @@ class HostIndex:
             manager, vllm_config, num_blocks
         )
         self._pool = self._coordinator.block_pool
-        self._locks = HeldBlocks(self._pool)  # of copies and hits
+        self._locks = HeldBlocks(self._pool)  # of copies
         self._turns: dict[str, StoredTurn] = {}
         # A heap, with entries of turns that are gone.
         self._by_deadline: list[tuple[float, str]] = []
@@ -118,7 +114,7 @@ class HostIndex:
     def find(
         self, hashes: Sequence[Any], hit_tokens: int, max_tokens: int
     ) -> Found | None:
-        """The longest hit, locked until `unlock`.
+        """The longest hit.
 
         Args:
             hashes: of the request's tokens after `hit_tokens`.
@@ -129,9 +125,7 @@ class HostIndex:
         )
         if not tokens:
             return None
-        found = Found(tuple(list(group) for group in blocks), hit_tokens, int(tokens))
-        self.lock(found.locked)
-        return found
+        return Found(tuple(list(group) for group in blocks), hit_tokens, int(tokens))
 
     def lock(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Nothing takes these blocks until `unlock`."""

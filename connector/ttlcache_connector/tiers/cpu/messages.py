@@ -37,13 +37,13 @@ class CopyReport(KVConnectorWorkerMetadata):
     ended: on how many ranks each store or load ended, well or not.
     failed: those that failed on one rank at least.
     load_s: seconds of each load, of the slowest rank.
-    has_memory: all ranks have memory to copy to.
+    can_copy: all ranks can, in both directions.
     """
 
     ended: dict[int | str, int] = field(default_factory=dict)
     failed: set[int | str] = field(default_factory=set)
     load_s: dict[str, float] = field(default_factory=dict)
-    has_memory: bool = True
+    can_copy: bool = True
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> CopyReport:
         if not isinstance(other, CopyReport):
@@ -53,5 +53,5 @@ class CopyReport(KVConnectorWorkerMetadata):
             ended[key] = ended.get(key, 0) + ranks
         for request_id, seconds in other.load_s.items():
             load_s[request_id] = max(seconds, load_s.get(request_id, 0.0))
-        has_memory = self.has_memory and other.has_memory
-        return CopyReport(ended, self.failed | other.failed, load_s, has_memory)
+        can_copy = self.can_copy and other.can_copy
+        return CopyReport(ended, self.failed | other.failed, load_s, can_copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -90,7 +91,6 @@ class CPUSchedulerTier(SchedulerTier):
         return not (self.is_off or is_stalled)
 
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
-        self._unlock(request.request_id)
         most_tokens = request.num_tokens - 1 - hit_tokens  # one is computed at least
         hashes = request.block_hashes[hit_tokens // self._pool.hash_block_size :]
         # Copies are of whole blocks: they begin where one begins in every group.
@@ -107,12 +107,12 @@ class CPUSchedulerTier(SchedulerTier):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
-        request_id = request.request_id
         if not external_tokens:
-            self._unlock(request_id)
             return
-        found = self._found[request_id]
-        copy = BlockCopy([], [])
+        request_id = request.request_id
+        # Of this very step: until its end nothing takes a block of host memory.
+        found = self._found.pop(request_id)
+        copy, loaded = BlockCopy([], []), []
         for size, sources, ids in zip(
             self._sizes, found.blocks, blocks.get_block_ids(), strict=True
         ):
@@ -122,30 +122,22 @@ class CPUSchedulerTier(SchedulerTier):
                 if ids[first + place] == self._pool.null_block.block_id:
                     continue
                 if source.is_null:
-                    self.index.forget(found.locked)  # or it would be found again
+                    # Or it would be found again.
+                    self.index.forget(itertools.chain(*found.blocks))
                     raise TransferError(f"{request_id}: the hit has too few blocks")
+                loaded.append(source)
                 copy.cpu_blocks.append(source.block_id)
                 copy.gpu_blocks.append(ids[first + place])
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
-        load = _Load(external_tokens, self._now_s(), found.locked, targets)
+        self.index.lock(loaded)
+        load = _Load(external_tokens, self._now_s(), loaded, targets)
         self._loads.begin(request_id, load)
         self._orders[request_id] = copy
-        del self._found[request_id]  # its locks are the load's now
-
-    def _unlock(self, request_id: str) -> None:
-        """A hit that is not loaded."""
-        found = self._found.pop(request_id, None)
-        if found is not None:
-            self.index.unlock(found.locked)
-
-    def _unlock_all(self) -> None:
-        for request_id in list(self._found):
-            self._unlock(request_id)
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         loads, self._orders = self._orders, {}
-        self._unlock_all()
+        self._found.clear()
         overdue = set(self._loads) if self._loads.is_stalled else set()
         unwritten = self._unwritten(output) if self.demotions.due else set()
         stores = self.demotions.order(unwritten, is_up=self.is_up())
@@ -190,7 +182,7 @@ class CPUSchedulerTier(SchedulerTier):
         report = output.kv_connector_worker_meta
         if not isinstance(report, CopyReport):
             report = CopyReport()  # nothing ended, or another connector's
-        self.is_off |= not report.has_memory
+        self.is_off |= not report.can_copy
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
             if load is None:
@@ -222,7 +214,6 @@ class CPUSchedulerTier(SchedulerTier):
         return self.is_up() and bool(self.demotions or self._loads)
 
     def reset(self) -> bool:
-        self._unlock_all()
         self.demotions.reset()
         self.index.clear()
         return True

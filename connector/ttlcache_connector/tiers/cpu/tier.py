@@ -56,7 +56,15 @@ def resolve_auto(vllm_config: Any, config: TTLCacheConfig) -> dict[str, Any]:
         tier = tier_on_this_machine(config) if is_allowed else "none"
     if tier != "cpu":
         return {"lower_tier": tier}
-    cpu_gb = config.cpu_gb or budget.default_gb(vllm_config.parallel_config)
+    parallel = vllm_config.parallel_config
+    cpu_gb = config.cpu_gb or budget.default_gb(parallel)
+    wanted_gb = cpu_gb * max(parallel.data_parallel_size_local, 1)
+    free_gb = budget.available_bytes() / 1e9
+    # Ranks take theirs at the same time: each alone would find enough.
+    if _has_one_host(parallel) and wanted_gb > free_gb:
+        sizes = f"{wanted_gb:.3g} GB of host memory wanted, {free_gb:.3g} GB available"
+        log.error("ttlcache: no CPU tier: %s", sizes)
+        return {"lower_tier": "none"}
     return {"lower_tier": tier, "cpu_gb": cpu_gb}
 
 
@@ -82,9 +90,14 @@ def _is_default_with(vllm_config: Any) -> bool:
         (transfer.kv_connector, transfer.kv_role) == ("TTLConnector", "kv_both")
         and model.runner_type != "pooling"
         and not model.has_inner_state
-        and parallel.nnodes == 1
-        and parallel.distributed_executor_backend != "ray"  # may be on several
+        and _has_one_host(parallel)
         and envs.VLLM_ENABLE_V1_MULTIPROCESSING
         and all(getattr(parallel, option, 1) == 1 for option in budget.MUST_BE_ONE)
         and budget.default_gb(parallel) >= budget.MIN_GB
     )
+
+
+def _has_one_host(parallel_config: Any) -> bool:
+    """Ray's may be on several."""
+    is_ray = parallel_config.distributed_executor_backend == "ray"
+    return parallel_config.nnodes == 1 and not is_ray

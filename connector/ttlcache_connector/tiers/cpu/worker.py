@@ -12,6 +12,7 @@ from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import (
     Direction,
+    Failure,
     ReferenceEngine,
     TransferEngine,
     plan_copies,
@@ -43,6 +44,12 @@ class CopyQueue:
         self._has_raised = False
         #: A copy began since `poll`.
         self.has_new = False
+        #: No copy will succeed any more.
+        self.is_broken = False
+
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._under_way)
 
     def submit(
         self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, event: Any
@@ -84,6 +91,7 @@ class CopyQueue:
                 why = f"{outcome.failure.value} {outcome.detail}"
                 what = self._direction.value
                 log.warning("ttlcache: a %s of the CPU tier failed: %s", what, why)
+                self.is_broken |= outcome.failure is Failure.BROKEN
             else:
                 name = "demoted" if self._direction is Direction.STORE else "promoted"
                 self._metrics.count("tier_bytes", name, outcome.num_bytes)
@@ -196,8 +204,14 @@ class CPUWorkerTier(WorkerTier):
 
     def report(self) -> CopyReport | None:
         report, self._report = self._report, CopyReport()
-        report.has_memory = self._host is not None
-        return report if report.ended or not report.has_memory else None
+        queues = self._stores, self._loads
+        has_broken = any(queue.is_broken for queue in queues)
+        report.can_copy = self._host is not None and not has_broken
+        # The scheduler's clock of copies runs on reports: vLLM passes on none that is
+        # empty, of a step without tokens.
+        is_copying = any(queue.is_copying for queue in queues)
+        has_news = report.ended or is_copying or not report.can_copy
+        return report if has_news else None
 
     def shutdown(self) -> None:
         self._engines.close()
