@@ -71,6 +71,15 @@ def open_lookups(adapter: Any) -> Collection[str]:
     return lookups
 
 
+def unanswered_lookup(adapter: Any, request_id: str) -> tuple[list[int], str] | None:
+    """Tokens and salt of a lookup of which nobody knows what it found."""
+    is_open = request_id in adapter._pending_lookups
+    if not is_open or request_id in adapter._finished_lookup_results:
+        return None
+    tokens, salt, _ = adapter._lookup_params[request_id]
+    return tokens, salt
+
+
 def awaited_answers(adapter: Any, request_id: str) -> list[Any]:
     """The futures of servers that a request's lookup waits for now."""
     if (ack := adapter._unacked_lookups.get(request_id)) is not None:
@@ -176,12 +185,20 @@ def num_write_managers(storage_manager: Any) -> int:
 
 def asks_a_policy(controller: Any) -> bool:
     """Whether it is a controller that `replace_eviction_policy` is for."""
-    listener = getattr(controller, "_listener", None)
-    return hasattr(controller, "_eviction_policy") and hasattr(listener, "_policy")
+    return hasattr(controller, "_eviction_policy")
 
 
-def replace_eviction_policy(storage_manager: Any, policy: Any) -> None:
-    """The L1 eviction controllers ask this policy from now on."""
-    for controller in storage_manager._eviction_controllers:
+def replace_eviction_policy(storage_manager: Any, policy: Any) -> Callable[[], None]:
+    """The L1 eviction controllers ask this policy, until what is returned is called.
+
+    Their own goes on hearing of L1.
+    """
+    own = [(c, c._eviction_policy) for c in storage_manager._eviction_controllers]
+    for controller, _ in own:
         controller._eviction_policy = policy
-        controller._listener._policy = policy
+
+    def give_back() -> None:
+        for controller, policy in own:
+            controller._eviction_policy = policy
+
+    return give_back

@@ -113,10 +113,10 @@ class TTLL2Adapter(L2AdapterInterface):
             return kept
 
         def finish(kept: list[bool]) -> None:
-            self._notifications.stored(list(itertools.compress(raws, kept)))
             with self._lock:
                 self._stored[task] = L2StoreResult(all(kept), sum(sizes))
             self._store_event.notify()
+            self._notifications.stored(list(itertools.compress(raws, kept)))
 
         self._run(self._threads.puts, len(keys), store, finish)
         return task

@@ -24,7 +24,7 @@ from ttlcache.transfer import Direction
 from ttlcache_connector.copy.engines import make_engines
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout, whole_blocks
 from ttlcache_connector.tiers.cpu.budget import block_bytes
-from ttlcache_connector.tiers.lmcache.block_copier import BlockCopier
+from ttlcache_connector.tiers.lmcache.copier import BlockCopier, ChunkCopier
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
 CPU = torch.device("cpu")
@@ -222,9 +222,6 @@ def test_our_order_under_lmcaches_name_is_refused():
     assert read_layout(*kernel).token_major
     mixed = registered(KVCacheLayout.LBNHC, mixed_group("l0", "l0.index"))
     assert not read_layout(*mixed).token_major
-    pytest.importorskip("lmcache")
-    from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
-
     with pytest.raises(TransferError, match="another order"):
         ChunkCopier(*mixed, {})
 

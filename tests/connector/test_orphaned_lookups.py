@@ -17,6 +17,9 @@ class Adapter:
 
     def __init__(self, found: int | None = None) -> None:
         self._pending_lookups = {"r"}
+        self._finished_lookup_results: dict[str, int] = {}
+        self._lookup_params = {"r": ([1, 2, 3], "salt", None)}
+        self.is_healthy = True
         self.found = found
         self.calls: list[tuple[Any, ...]] = []
 
@@ -51,6 +54,24 @@ def test_a_session_lasts_until_its_locks_are_released():
     assert len(orphans) == 0
     adapter.end_session("r")  # nobody's any more
     assert adapter.calls[3:] == [("end", "r")]
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_what_a_late_server_has_locked_is_released_once_it_answers(is_aborted):
+    """LMCache answers 0 for a server that it gave up; its locks last half an hour."""
+    adapter = Adapter(found=0)
+    adapter.is_healthy = False
+    orphans = OrphanedLookups(adapter)
+    if is_aborted:
+        orphans.add("r", [1, 2, 3], "salt")
+    adapter.cleanup_lookup_result("r")  # else it goes on without
+    orphans.settle()
+    assert adapter.calls == []
+    adapter.is_healthy, adapter.found = True, 2
+    orphans.settle()
+    released = ("free", [1, 2, 3], 0, 2, "r", "salt")
+    assert adapter.calls == [released, ("clean up", "r")]
+    assert len(orphans) == 0
 
 
 def test_what_has_ended_is_released_at_once():

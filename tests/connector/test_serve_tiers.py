@@ -49,7 +49,7 @@ def serve_tiers():
 
 @pytest.fixture
 def never_runs(monkeypatch):
-    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda *_: pytest.fail("ran"))
 
 
 @pytest.fixture
@@ -142,6 +142,23 @@ def test_a_disk_in_use_is_said(serve_tiers, never_runs, monkeypatch, tmp_path):
     assert "no other process uses" in done.output
 
 
+def test_memory_that_a_server_elsewhere_has_is_left_alone(
+    serve_tiers, never_runs, monkeypatch
+):
+    """Scenario: two containers with one /dev/shm, each with the port for itself."""
+    monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
+    options = TierOptions(port=9)
+    with disk_index.lock_folder(options.segment.with_name(options.shm_name)):
+        options.segment.touch(exist_ok=False)
+        try:
+            done = serve_tiers("--port", "9")
+            assert options.segment.exists()
+        finally:
+            options.segment.unlink()
+    assert done.exit_code == 1
+    assert "--port" in done.output
+
+
 def test_the_disk_is_what_lmcache_builds(tmp_path):
     """By its own parser and factory, with the size that was asked for."""
     folder = tmp_path / "kv"
@@ -157,7 +174,7 @@ def test_the_disk_is_what_lmcache_builds(tmp_path):
 
 
 def test_little_shared_memory_is_said_before_the_start(serve_tiers, monkeypatch):
-    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: 0)
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options, lock_fd: 0)
     monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
     room = SimpleNamespace(free=2**26)  # docker's default
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
@@ -183,7 +200,7 @@ class Stub(TierOptions):
     def command(self):
         return [sys.executable, "-c", sys.argv[1]]
 
-sys.exit(_run(Stub(port=0)))
+sys.exit(_run(Stub(port=0), 1))
 """
 
 

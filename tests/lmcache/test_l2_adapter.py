@@ -135,7 +135,7 @@ def test_a_task_that_the_disk_refuses_in_part_failed(make_adapter, monkeypatch):
 
     def sometimes(fd: int, buffers: Any) -> int:
         if next(refused) == 2:
-            raise OSError(28, "No space left on device")
+            raise OSError(5, "Input/output error")
         return real(fd, buffers)
 
     monkeypatch.setattr(os, "writev", sometimes)

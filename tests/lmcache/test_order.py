@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lmcache.v1.distributed.error import L1Error
 
 from tests.curves import kaplan_meier
 from tests.lmcache.test_tier import Key, World, hashes_of
@@ -33,7 +35,8 @@ class L1(World):
         self._numbers = itertools.count()
 
     def used(self) -> int:
-        return len(self.l1)
+        large = sum(key.chunk_hash[-1:].isupper() for key in self.l1)
+        return len(self.l1) + 15 * large
 
     def usage(self) -> float:
         return self.used() / self.capacity
@@ -45,16 +48,22 @@ class L1(World):
         return self.gate.store(keys, self.reserve)
 
     def reserve(self, keys: list[Key]) -> dict[Key, int]:
+        """As LMCache's storage manager, above the gate before its L1."""
+        found = self.gate.with_room(keys, self.reserve_in_l1)
+        return {key: 1 for key in keys if found[key][0] == L1Error.SUCCESS}
+
+    def reserve_in_l1(self, keys: list[Key]) -> dict[Key, tuple[L1Error, None]]:
         """As LMCache: all new ones, or none where they do not fit."""
         before = dict(self.l1)
         new = [key for key in keys if key not in before]
         self.l1.update(dict.fromkeys(new))
+        found = dict.fromkeys(keys, (L1Error.KEY_NOT_WRITABLE, None))
         if self.used() > self.capacity:
             self.l1 = before
-            return {}
+            return found | dict.fromkeys(new, (L1Error.OUT_OF_MEMORY, None))
         self.tier.reserved(new)
         self.tier.written(new)
-        return dict.fromkeys(new, 1)
+        return found | dict.fromkeys(new, (L1Error.SUCCESS, None))
 
     def look_up(self, context: str) -> tuple[str, int]:
         """A request; how many of its chunks L1 has."""
@@ -160,6 +169,33 @@ def test_a_clients_ttl_outlasts_everybody():
     l1.clock.advance(60.0)
     l1.serve("xy")
     assert l1.held() == {"a", "ab", "x", "xy"}  # the tail went
+
+
+def test_a_load_of_larger_objects_than_there_are_finds_room():
+    """Two models in one L1; loads from L2 ask L1 itself."""
+    l1 = L1(640, has_l2=True)
+    for name in range(640):
+        l1.serve(chr(0x100 + name))
+    keys = l1.keys("ABC")
+    found = l1.gate.with_room(keys, l1.reserve_in_l1)
+    assert [error for error, _ in found.values()] == [L1Error.SUCCESS] * 3
+    assert 576 < l1.used() <= 640  # more than nine tenths
+
+
+def test_after_a_fault_lmcache_evicts_by_itself_again(monkeypatch):
+    l1 = L1(4)
+    controller = SimpleNamespace(_eviction_policy="LRU")
+    storage = SimpleNamespace(
+        reserve_write=lambda keys, _: l1.reserve(keys),
+        _eviction_controllers=[controller],
+    )
+    l1.gate.install(storage, SimpleNamespace(reserve_write=None))
+    assert storage.reserve_write(l1.keys("a"), None)
+    assert controller._eviction_policy != "LRU"
+    monkeypatch.setattr(l1.tier, "admit", None)
+    assert storage.reserve_write(l1.keys("b"), None)
+    assert controller._eviction_policy == "LRU"
+    assert l1.errors == ["admission"]
 
 
 def test_what_is_locked_stays_and_the_store_takes_what_fits():

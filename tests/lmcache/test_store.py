@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xxhash import xxh3_128
 
 from bench.stress.lmcache_store import SIZE, Hammer, content, get, survive_kills
 from ttlcache.clock import VirtualClock
@@ -42,7 +43,7 @@ def test_what_was_put_comes_back_also_after_a_restart(tmp_path):
     store.close()
     again = make(tmp_path)
     assert get(again, b"a") == content(b"a")
-    assert again.used_bytes == store.used_bytes > SIZE
+    assert again.status()["disk_bytes"] == store.status()["disk_bytes"] > SIZE
     # But no file that grew meanwhile.
     path = file_of(tmp_path)
     path.write_bytes(path.read_bytes() + b"x")
@@ -82,7 +83,7 @@ def test_what_nobody_uses_is_removed(tmp_path):
     assert {header.key for header in store.headers()} == {b"a"}
     clock.advance(99.0)
     store.sweep()
-    assert (store.used_bytes, store.headers()) == (0, [])
+    assert (store.status()["disk_bytes"], store.headers()) == (0, [])
     assert not list(tmp_path.glob("??/*"))
 
 
@@ -119,10 +120,54 @@ def test_a_fault_is_a_miss_and_it_may_be_put_again(tmp_path, monkeypatch, fault)
         file_of(tmp_path).unlink()
     assert get(store, b"key") is None
     assert store.find(b"key") is None
-    assert store.used_bytes == 0
+    assert store.status()["disk_bytes"] == 0
     assert not list(tmp_path.glob("??/*"))
     assert store.put(b"key", content(b"key"))
     assert get(store, b"key") == content(b"key")
+
+
+def test_a_file_system_that_is_full_before_its_bound_takes_the_youngest(
+    tmp_path, monkeypatch
+):
+    store = make(tmp_path)
+    real = os.writev
+
+    def writev(fd: int, parts: Any) -> int:
+        if len(list(tmp_path.glob("??/*.kv"))) >= 3:
+            full_disk()
+        return real(fd, parts)
+
+    monkeypatch.setattr(object_file.os, "writev", writev)
+    keys = [b"%d" % number for number in range(9)]
+    assert all(store.put(key, content(key)) for key in keys)
+    assert [store.find(key) is not None for key in keys] == 6 * [False] + 3 * [True]
+    assert store.counts["disk_evicted"] == store.counts["write_errors"] == 6
+
+
+def test_only_what_may_have_come_from_the_disk_is_verified(tmp_path, monkeypatch):
+    store, digested = make(tmp_path), []
+
+    class Digest:
+        def __init__(self) -> None:
+            digested.append(self)
+            self.inner = xxh3_128()
+            self.update, self.digest = self.inner.update, self.inner.digest
+
+    monkeypatch.setattr(object_file.xxhash, "xxh3_128", Digest)
+    store.put(b"a", content(b"a"))
+    assert get(store, b"a") == content(b"a")  # as it was written
+    assert not digested
+    path, fd = file_of(tmp_path), os.open(file_of(tmp_path), os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert get(store, b"a") == content(b"a")
+    assert len(digested) == 1
+    assert get(store, b"a") == content(b"a")  # as it was verified
+    assert len(digested) == 1
+    os.utime(path)
+    assert get(store, b"a") == content(b"a")
+    assert len(digested) == 2
 
 
 def mode_of(path: Path) -> int:
@@ -138,7 +183,9 @@ def test_every_flipped_bit_is_a_miss(tmp_path):
     for at in range(len(raw)):
         damaged = bytearray(raw)
         damaged[at] ^= 1 << at % 8
-        path.write_bytes(damaged)
+        other = tmp_path / "damaged"  # in another file: ctime has a tick of 4 ms
+        other.write_bytes(damaged)
+        other.replace(path)
         assert get(store, b"key", len(data)) is None
         assert store.put(b"key", data)
     assert store.counts["corrupt"] == len(raw)
@@ -223,7 +270,7 @@ def test_eight_threads(tmp_path):
     assert hammer.problems == []
     assert hammer.hits > 100
     on_disk = sum(p.stat().st_size for p in tmp_path.glob("??/*"))
-    assert on_disk == hammer.store.used_bytes
+    assert on_disk == hammer.store.status()["disk_bytes"]
     assert hammer.store.status()["locked"] == 0
 
 

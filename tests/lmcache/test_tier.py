@@ -12,6 +12,7 @@ from ttlcache.errors import ConfigError
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import DiskConfig, ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.retention import l1_tier
 from ttlcache_lmcache.retention.l1_tier import Tier
 from ttlcache_lmcache.retention.residency import chain_of
 
@@ -111,6 +112,17 @@ class World:
 def hashes_of(context: str) -> list[bytes]:
     """As LMCache hashes: each chunk over all that is before it."""
     return [context[:end].encode() for end in range(1, len(context) + 1)]
+
+
+def test_the_longest_silent_are_forgotten_where_contexts_are_too_many(monkeypatch):
+    monkeypatch.setattr(l1_tier, "MAX_CHUNKS", 10)
+    world = World()
+    for number, name in enumerate("abcd"):
+        world.turn(f"r{number}", name + "..")
+    world.turn("r4", "a..", "b")  # three of these three chunks are twice there
+    assert world.programs() == 3
+    world.turn("r5", "xxxxxxxxxxxxx")
+    assert world.programs() == 0
 
 
 def test_programs_that_share_a_system_prompt_stay_apart():

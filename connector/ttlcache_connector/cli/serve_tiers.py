@@ -98,14 +98,17 @@ def serve_tiers(
             f"{options.host}:{options.port} is in use. Where an LMCache server runs "
             "there, stop it first; for a second one take another --port and --http-port"
         )
-    with _fail_in_one_line("--disk: "):
-        from ttlcache_lmcache.store import disk_index  # needs the lmcache extra
+    from ttlcache_lmcache.store import disk_index  # needs the lmcache extra
 
+    with _fail_in_one_line("--disk: "):
         if options.disk is not None:
             disk_index.lock_folder(options.disk).close()
+    # Containers that share /dev/shm may each have the port.
+    with _fail_in_one_line("--port: "):
+        lock = disk_index.lock_folder(options.segment.with_name(options.shm_name))
     options.segment.unlink(missing_ok=True)  # of a server that was killed
     _warn_of_little_room(options)
-    raise typer.Exit(_run(options))
+    raise typer.Exit(_run(options, lock.fileno()))
 
 
 @contextlib.contextmanager
@@ -145,14 +148,19 @@ def _warn_of_little_room(options: TierOptions) -> None:
         )
 
 
-def _run(options: TierOptions) -> int:
-    """LMCache in a child, so that its end can be cleaned up after."""
+def _run(options: TierOptions, lock_fd: int) -> int:
+    """LMCache in a child, so that its end can be cleaned up after.
+
+    Args:
+        lock_fd: keeps others from its shared memory; the child may outlive us.
+    """
     child = subprocess.Popen(
         options.command(),
         env={**os.environ, **options.environment()},
         # Ctrl-C reaches it through us alone: at a second one it would end at once,
         # with what is on its way to the disk.
         process_group=0,
+        pass_fds=(lock_fd,),
     )
 
     def forward(number: int, _frame: object) -> None:

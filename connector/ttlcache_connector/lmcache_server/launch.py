@@ -78,6 +78,8 @@ class TierOptions:
             # What came up from disk for a turn is asked for again by the next one.
             *("--l2-prefetch-policy", "retain"),
             *("--l1-read-ttl-seconds", str(self.hold_reads_s)),
+            # Of a store that was given up: until then a prefix ends at its chunks.
+            *("--l1-write-ttl-seconds", "120"),
             *("--session-ttl-seconds", str(self.hold_reads_s)),
         ]
         if self.disk is not None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lmcache.v1.distributed.error import L1Error
+from lmcache.v1.distributed.eviction_policy import NoOpEvictionPolicy
+
 from ttlcache_lmcache import internals
 from ttlcache_lmcache.retention.l1_tier import Tier
 
@@ -38,28 +41,34 @@ class StoreGate:
         self._delete = delete
         self._has_l2 = has_l2
         self._on_error = on_error
+        self._give_back: Callable[[], None] = lambda: None
 
     def install(self, storage_manager: Any, l1: Any) -> None:
-        """Stand there, and let LMCache evict nothing by itself.
+        """Stand there, and let LMCache evict nothing by itself, until a fault of ours.
 
         LMCache 0.5 has a closed list of eviction policies. The server serves nobody yet
         when its modules are built.
         """
-        from lmcache.v1.distributed.eviction_policy import NoOpEvictionPolicy
-
         reserve, reserve_in_l1 = storage_manager.reserve_write, l1.reserve_write
 
-        def reserve_with_room(keys: list[Any], *args: Any, **more: Any) -> Any:
-            if self._has_l2():  # loads from L2 ask L1 itself
-                self._admitted(keys)
-            return reserve_in_l1(keys, *args, **more)
+        def reserve_with_room(
+            keys: list[Any], is_temporary: list[bool], *args: Any, **more: Any
+        ) -> Any:
+            temporary = dict(zip(keys, is_temporary, strict=True))
+
+            def reserve_some(some: list[Any]) -> dict[Any, Any]:
+                return reserve_in_l1(some, [temporary[k] for k in some], *args, **more)
+
+            return self.with_room(keys, reserve_some)
 
         def reserve_admitted(keys: list[Any], layout_desc: Any) -> Any:
             return self.store(keys, lambda chosen: reserve(chosen, layout_desc))
 
         l1.reserve_write = reserve_with_room
         storage_manager.reserve_write = reserve_admitted
-        internals.replace_eviction_policy(storage_manager, NoOpEvictionPolicy())
+        self._give_back = internals.replace_eviction_policy(
+            storage_manager, NoOpEvictionPolicy()
+        )
 
     def store(
         self, keys: list[Any], reserve: Callable[[list[Any]], dict[Any, Any]]
@@ -67,23 +76,33 @@ class StoreGate:
         """Reserve memory for what is admitted of `keys`; `reserve` is LMCache's."""
         chosen = self._admitted(keys)
         reserved = reserve(chosen) if chosen else {}
-        for doublings in range(_ROOMS):
-            if reserved or self._tier.has_all(chosen):
-                return reserved
-            if not self._made_room(chosen, len(chosen) << doublings):
-                break
-            reserved = reserve(chosen)
         # Something else took the room, or memory is in pieces.
         while not reserved and len(chosen) > 1 and not self._tier.has_all(chosen):
             chosen = chosen[: len(chosen) // 2]
             reserved = reserve(chosen)
         return reserved
 
+    def with_room(
+        self, keys: list[Any], reserve: Callable[[list[Any]], dict[Any, Any]]
+    ) -> dict[Any, Any]:
+        """Reserve in L1, as often as more leaves for what finds no memory.
+
+        Stores come here, and loads from L2.
+        """
+        found = reserve(keys)
+        for doublings in range(_ROOMS):
+            short = [k for k in keys if found[k][0] == L1Error.OUT_OF_MEMORY]
+            if not short or not self._made_room(short, len(short) << doublings):
+                break
+            found |= reserve(short)
+        return found
+
     def _admitted(self, keys: list[Any]) -> list[Any]:
         try:
             found = self._tier.admit(keys, not self._has_l2())
             self._delete(found.victims)
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
+            self._give_back()
             self._on_error("admission", error)
             return keys
         return found.keys

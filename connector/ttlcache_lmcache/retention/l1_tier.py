@@ -34,6 +34,8 @@ FULL = 0.9
 MEMORY = 8192
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
+#: Of all programs' contexts; more, and the longest silent are forgotten (1 GB).
+MAX_CHUNKS = 2_000_000
 #: Silent programs forgotten at a call: requests wait for it.
 FORGOTTEN_AT_ONCE = 64
 
@@ -235,14 +237,17 @@ class Tier:
             now_s = self._clock.now_s()
             self._begin(now_s)
             programs = self._book.programs()
-            return {
-                "programs": len(programs),
-                "programs_running": sum(each.is_running(now_s) for each in programs),
-                "programs_in_ttl": sum(each.is_in_ttl(now_s) for each in programs),
+            shown = {
                 "l1_objects": self._residency.num_objects,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
             }
+        return {  # L1 waits for the lock: a reader counts without it
+            "programs": len(programs),
+            "programs_running": sum(each.is_running(now_s) for each in programs),
+            "programs_in_ttl": sum(each.is_in_ttl(now_s) for each in programs),
+            **shown,
+        }
 
     def recent_turns(self) -> list[dict[str, object]]:
         """The turns that ended last and their deadlines, the youngest first."""
@@ -278,7 +283,8 @@ class Tier:
         silent_s = now_s - self._config.program_idle_s
         for _ in range(FORGOTTEN_AT_ONCE):
             longest = self._book.longest_silent()
-            if longest is None or longest.seen_s > silent_s:
+            has_room = self._book.num_chunks <= MAX_CHUNKS
+            if longest is None or (longest.seen_s > silent_s and has_room):
                 break
             self._book.forget(longest)
             self.counts["forgotten"] += 1

@@ -67,6 +67,7 @@ class ProgramTable:
     Attributes:
         changed: programs that have other chunks, share one with fewer, or may be worth
             more or less, since whoever ranks them took them from here.
+        num_chunks: of all programs; one that several share counts for each.
     """
 
     def __init__(self, max_programs: int, residency: Residency) -> None:
@@ -78,6 +79,7 @@ class ProgramTable:
         self._holders: _Programs = {}
         self._by_end: _Programs = {}
         self.changed: dict[ChainProgram, None] = {}
+        self.num_chunks = 0
 
     def programs(self) -> list[ChainProgram]:
         """The one silent for longest first."""
@@ -215,6 +217,7 @@ class ProgramTable:
         if program.chain:
             _unlist(self._by_end, program.chain[-1], program)
         self._release(program, program.chain[common:])
+        self.num_chunks += len(chain) - common
         for chunk in chain[common:]:
             self._holders.setdefault(chunk, {})[program] = None
             self._residency.own(chunk)
@@ -225,6 +228,7 @@ class ProgramTable:
 
     def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         shared: ChainProgram | None = None
+        self.num_chunks -= len(chunks)
         for chunk in chunks:
             _unlist(self._holders, chunk, program)
             shared = next(iter(self.holders(chunk)), shared)

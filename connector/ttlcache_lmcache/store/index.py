@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttlcache_lmcache.store import object_file
-from ttlcache_lmcache.store.object_file import Header
+from ttlcache_lmcache.store.object_file import Header, Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +22,8 @@ class Entry:
         key, and so its file's name, is nobody else's.
     is_dead: dropped.
     stamped_s: when its file was last given the time of a use.
+    mark: of the file as it was last written or verified; None while it is read, so
+        that nobody else relies on pages which that read brings up.
     """
 
     header: Header
@@ -32,6 +34,7 @@ class Entry:
     is_doomed: bool = False
     is_dead: bool = False
     stamped_s: float = float("-inf")
+    mark: Mark | None = None
 
     @property
     def is_there(self) -> bool:

@@ -8,6 +8,7 @@ thread-safe, and no byte is copied while the lock is held.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -20,7 +21,7 @@ from ttlcache.clock import Clock
 from ttlcache_lmcache.config import DiskConfig
 from ttlcache_lmcache.store import disk_index, object_file
 from ttlcache_lmcache.store.index import Entry, Index
-from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
+from ttlcache_lmcache.store.object_file import CorruptRecordError, Header, Mark
 
 _log = logging.getLogger(__name__)
 
@@ -73,11 +74,6 @@ class DiskStore:
         found = disk_index.scan(folder, now_s, self._on_fault)
         self._index.restore(found, now_s - config.disk_ttl_s)
         self.counts["restored"] = len(self._index.entries)
-
-    @property
-    def used_bytes(self) -> int:
-        """Of files."""
-        return self._index.used_bytes
 
     # what callers ask
 
@@ -149,8 +145,9 @@ class DiskStore:
                 return False
             entry.busy += 1
             self._index.use(entry, self._clock.now_s())
+            mark, entry.mark = entry.mark, None
         try:
-            return self._read_file(entry, buffer)
+            return self._read_file(entry, buffer, mark)
         finally:
             self._release(entry)
 
@@ -190,27 +187,33 @@ class DiskStore:
             return {
                 "objects": len(self._index.entries),
                 "disk_objects": len(self._index.on_disk),
-                "disk_bytes": self.used_bytes,
+                "disk_bytes": self._index.used_bytes,
                 "locked": sum(1 for e in self._index.entries.values() if e.locks),
                 "counts": dict(self.counts),
             }
 
     # copies, and room for them
 
-    def _write(self, entry: Entry, data: memoryview) -> None:
+    def _write(self, entry: Entry, data: memoryview, *, again: bool = False) -> None:
         """Write the file of a busy entry, if there is room for it."""
         need = entry.header.file_bytes
         if not self._reserve(entry, need):
             return
         try:
-            object_file.write(self._index.path(entry), entry.header, data)
+            mark = object_file.write(self._index.path(entry), entry.header, data)
         except OSError as error:
+            # The file system may hold less than our bound.
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and not again
             with self._lock:
                 self._index.used_bytes -= need
+                gone = self._evict(need) if is_full else []
             self._on_fault("write_errors", error)
+            self._tell(gone)
+            if gone:
+                self._write(entry, data, again=True)
             return
         with self._lock:
-            entry.is_on_disk = True
+            entry.is_on_disk, entry.mark = True, mark
             entry.stamped_s = entry.used_s
             self._index.on_disk[entry.header.key] = entry
 
@@ -219,27 +222,33 @@ class DiskStore:
 
         The youngest bytes win: what is nowhere else is lost.
         """
-        index, gone = self._index, list[Entry]()
+        index = self._index
         with self._lock:
             if entry.is_dead or need > index.max_bytes:
                 return False
-            while index.used_bytes + need > index.max_bytes:
-                victim = index.oldest()
-                if victim is None:
-                    break
-                self.counts["disk_evicted"] += 1
-                gone.append(index.drop(victim))
+            gone = self._evict(index.used_bytes + need - index.max_bytes)
             has_room = index.used_bytes + need <= index.max_bytes
             if has_room:
                 index.used_bytes += need
         self._tell(gone)
         return has_room
 
-    def _read_file(self, entry: Entry, buffer: memoryview) -> bool:
+    def _evict(self, num_bytes: int) -> list[Entry]:
+        """Drop so much of the longest unused, or what there is. The caller locks."""
+        gone: list[Entry] = []
+        while num_bytes > 0 and (victim := self._index.oldest()) is not None:
+            num_bytes -= victim.header.file_bytes
+            self.counts["disk_evicted"] += 1
+            gone.append(self._index.drop(victim))
+        return gone
+
+    def _read_file(self, entry: Entry, buffer: memoryview, mark: Mark | None) -> bool:
         """Copy a busy entry from its file; False, and no file, if that is damaged."""
         path = self._index.path(entry)
         try:
-            object_file.read_into(path, entry.header, buffer)
+            object_file.read_into(path, entry.header, buffer, mark)
+            self._stamp(entry)
+            entry.mark = object_file.mark_of(path)
         except (OSError, CorruptRecordError) as error:
             gone: list[Entry] = []
             self._on_fault(_fault_of(error), error, path)
@@ -249,7 +258,6 @@ class DiskStore:
             self._tell(gone)
             return False
         self.counts["disk_hits"] += 1
-        self._stamp(entry)
         return True
 
     def _stamp(self, entry: Entry) -> None:

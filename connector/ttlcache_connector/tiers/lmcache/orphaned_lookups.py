@@ -54,8 +54,8 @@ class OrphanedLookups:
 
     def _settle(self, request_id: str) -> None:
         found = self._adapter.check_lookup_result(request_id)
-        if found is None:
-            return
+        if found is None or not self._adapter.is_healthy:
+            return  # 0 of a server that does not answer is none: it may still lock
         # First of all: one that cannot be released must not be tried for ever.
         lookup = self._lookups.pop(request_id)
         if found:
@@ -67,8 +67,14 @@ class OrphanedLookups:
             self._end(request_id)
 
     def _clean_up_later(self, request_id: str) -> None:
-        if request_id not in self._lookups:
+        if request_id in self._lookups:
+            return
+        # Its server did not answer in time: the request went on without.
+        unanswered = internals.unanswered_lookup(self._adapter, request_id)
+        if unanswered is None:
             self._clean_up(request_id)
+        else:
+            self._lookups[request_id] = _Lookup(*unanswered)
 
     def _end_later(self, request_id: str) -> Any:
         lookup = self._lookups.get(request_id)

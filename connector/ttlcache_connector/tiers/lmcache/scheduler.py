@@ -146,7 +146,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         return events
 
     def has_work(self) -> bool:
-        ours = self._queue.has_due or self._orphans
+        ours = self._queue.has_due or (self._orphans and self._adapter.is_healthy)
         return bool(ours or self._inner.has_pending_push_work())
 
     def reset(self) -> bool:
