@@ -116,10 +116,6 @@ class TTLCacheConfig(BaseModel):
         "(turns past their time stay cached until then), as soon as its pin expired, "
         "or as soon as it is computed.",
     )
-    profile_path: str | None = Field(
-        default=None,
-        description="File of `ttlcache profile`: the prefill costs to start from.",
-    )
     record_path: str | None = Field(
         default=None,
         description="Folder for recordings, which `ttlcache explain` and others read.",

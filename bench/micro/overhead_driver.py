@@ -92,7 +92,7 @@ def make_controller(
         NullHolder(),
         BLOCK_TOKENS,
         gaps=gaps,
-        costs=CostModel({"prefill": [0.0, 0.0, RECOVERY_S]}),
+        costs=CostModel(prefill=[0.0, 0.0, RECOVERY_S]),
     )
 
 

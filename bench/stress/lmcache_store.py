@@ -96,7 +96,7 @@ class Hammer:
         else:
             self.clock.advance(rng.random() * 0.2)
             self.store.sweep()
-        if self.store.status()["disk_bytes"] > self.DISK:
+        if self.store.used_bytes > self.DISK:
             self.problems.append("disk budget")
 
     def _read(self, key: bytes) -> None:

@@ -67,7 +67,7 @@ def check(engine_args: Any) -> None:
     from ttlcache.scheduling import ordering
     from ttlcache_connector import vllm_options
     from ttlcache_connector.engine import requirements
-    from ttlcache_connector.role import state_files
+    from ttlcache_connector.role import recording
     from ttlcache_connector.tiers.registry import TIERS
 
     vllm_options.check_arguments(engine_args, len(ours))
@@ -76,7 +76,7 @@ def check(engine_args: Any) -> None:
         requirements.check_vllm(allow_untested=config.allow_untested_vllm)
         TIERS[config.lower_tier].check(config)
         ordering.create(ordering_in_force(config))
-        state_files.check(config)
+        recording.check(config)
 
 
 def _show_in_one_sentence(error: Exception) -> None:

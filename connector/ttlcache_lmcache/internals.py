@@ -80,6 +80,12 @@ def unanswered_lookup(adapter: Any, request_id: str) -> tuple[list[int], str] | 
     return tokens, salt
 
 
+def ask_anew(adapter: Any, request_id: str) -> None:
+    """What a lookup waits for may never come: its server is asked once it is back."""
+    adapter._unacked_lookups.pop(request_id, None)
+    adapter._lookup_status.pop(request_id, None)
+
+
 def awaited_answers(adapter: Any, request_id: str) -> list[Any]:
     """The futures of servers that a request's lookup waits for now."""
     if (ack := adapter._unacked_lookups.get(request_id)) is not None:

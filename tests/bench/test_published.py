@@ -91,7 +91,7 @@ def test_infercept_by_hand():
     # discard = 4 * 4000 / 2 + 2 * 2 * 8000 = 40,000 -> 10 s of preserving
     pressure = Pressure(pool_blocks=1000, free_blocks=0, pinned_blocks=250)
     turn, options = turn_of(tokens=4000), {"chunk_tokens": 2000}
-    costs = CostModel({"prefill": [1e-3, 0, 0]})
+    costs = CostModel(prefill=[1e-3, 0, 0])
     alone = View(GapHistory(), costs, pressure=pressure)
     decision = decide("infercept", turn, alone, dict(options))
     assert decision.ttl_s == pytest.approx(10.0)

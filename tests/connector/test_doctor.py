@@ -52,16 +52,6 @@ def test_the_tier_that_auto_is_here_counts(config, admission):
     assert found.get("lower tier") == ("cpu 64 GB" if "cpu_gb" in config else None)
 
 
-def test_every_documented_key_is_checked(tmp_path):
-    profile = tmp_path / "profile.json"
-    places = {"record_path": str(tmp_path), "profile_path": str(profile)}
-    profile.write_text('{"prefill": [1e-4, 0, 0]}')
-    found = states(json.dumps(places))
-    assert {found[what] for what in ("record_path", "profile")} == {OK}
-    profile.write_text("{")
-    assert states(json.dumps(places))["profile"] == BAD
-
-
 @pytest.mark.parametrize(("name", "state"), [("new", OK), ("file", BAD)])
 def test_folders_need_not_be_there_but_a_place_for_them(tmp_path, name, state):
     (tmp_path / "file").touch()

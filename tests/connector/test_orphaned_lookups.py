@@ -19,6 +19,8 @@ class Adapter:
         self._pending_lookups = {"r"}
         self._finished_lookup_results: dict[str, int] = {}
         self._lookup_params = {"r": ([1, 2, 3], "salt", None)}
+        self._unacked_lookups: dict[str, Any] = {}
+        self._lookup_status: dict[str, Any] = {"r": {}}
         self.is_healthy = True
         self.found = found
         self.calls: list[tuple[Any, ...]] = []
@@ -67,6 +69,7 @@ def test_what_a_late_server_has_locked_is_released_once_it_answers(is_aborted):
     adapter.cleanup_lookup_result("r")  # else it goes on without
     orphans.settle()
     assert adapter.calls == []
+    assert not adapter._lookup_status  # an answer from before, which may never come
     adapter.is_healthy, adapter.found = True, 2
     orphans.settle()
     released = ("free", [1, 2, 3], 0, 2, "r", "salt")

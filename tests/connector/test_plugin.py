@@ -48,7 +48,6 @@ def test_registering_twice_changes_nothing():
         {"polcy": "x"},
         {"ordering": "no_such_module:Class"},
         {"record_path": "FILE"},
-        {"profile_path": "FILE"},
     ],
 )
 def test_wrong_settings_are_named_before_vllm_looks_at_the_model(

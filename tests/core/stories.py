@@ -106,7 +106,7 @@ def with_prefill_cost(engine, token_s=1.0, **more):
         engine.clock,
         engine.holder,
         engine.block_tokens,
-        costs=CostModel({"prefill": [token_s, 0, 0]}),
+        costs=CostModel(prefill=[token_s, 0, 0]),
         **more,
     )
     return engine

@@ -26,7 +26,6 @@ WRONG = {
     "lower_tier": ([1, None, True], ["disk", "", "LMCache"]),
     "cpu_gb": (["8", True], [0.0, -1.0, math.inf, math.nan]),
     "demote": ([1, None, True], ["expiry", ""]),
-    "profile_path": ([1, True, ["p"]], []),
     "record_path": ([1, True, ["p"]], []),
     "allow_untested_vllm": (["true", 1, None], []),
 }
@@ -67,10 +66,7 @@ def test_a_lower_tier_reads_its_own_keys():
         # Typos are told the nearest key, and what is like none all of them.
         ({"polcy": 1}, ["unknown key 'polcy'", "did you mean 'policy'?"]),
         ({"max_ttl": 1}, ["unknown key 'max_ttl'", "did you mean 'max_ttl_s'?"]),
-        (
-            {"profilepath": 1},
-            ["unknown key 'profilepath'", "did you mean 'profile_path'?"],
-        ),
+        ({"recordpath": 1}, ["did you mean 'record_path'?"]),
         ({"program_idel_s": 1}, ["did you mean 'program_idle_s'?"]),
         ({"zzzzzz": 1}, ["valid keys: policy, policy_options"]),
         ({"history_path": 1}, ["valid keys: policy, policy_options"]),

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache.errors import ConfigError
 from ttlcache.estimators.costs import KEPT_WINDOW, MIN_LOST, STEP_TOKENS, CostModel
 from ttlcache.estimators.step_fit import Step
 from ttlcache.types import Pressure
@@ -22,7 +21,7 @@ def curves(costs):
 
 
 def test_prefill_by_hand():
-    costs = CostModel(PROFILE)
+    costs = CostModel(**PROFILE)
     # 10,000 tokens: 1 + 0.1 + 0.01 s
     assert costs.prefill_s(10_000) == pytest.approx(1.11)
     # With 4,000 there: 6,000 * 1e-4 + (1e8 - 1.6e7) * 1e-9 + 0.01
@@ -32,13 +31,13 @@ def test_prefill_by_hand():
 
 
 def test_recovery_is_the_cheaper_way():
-    costs = CostModel(PROFILE)
+    costs = CostModel(**PROFILE)
     assert costs.reload_s("cpu", 10_000) == pytest.approx(0.012)
     assert costs.recovery_s(10_000, "cpu") == pytest.approx(0.012)
     assert costs.recovery_s(10_000) == costs.prefill_s(10_000)
     assert costs.reload_s("disk", 10_000) == math.inf
     assert costs.recovery_s(10_000, "disk") == costs.prefill_s(10_000)
-    slow = CostModel({"reload": {"disk": [60.0, 1.0]}})
+    slow = CostModel(reload={"disk": [60.0, 1.0]})
     assert slow.recovery_s(10_000, "disk") == slow.prefill_s(10_000)
 
 
@@ -58,7 +57,7 @@ def observe_prompt(costs, prompt, cached, seconds_of):
 
 def test_prefill_is_learned_from_a_wrong_seed():
     rng = np.random.default_rng(0)
-    costs = CostModel({"prefill": [1e-3, 1e-8, 0.0]})
+    costs = CostModel(prefill=[1e-3, 1e-8, 0.0])
     for _ in range(600):
         cached = int(rng.integers(0, 50_000))
         prompt = cached + int(rng.integers(200, 20_000))
@@ -75,7 +74,7 @@ def test_prefill_is_learned_from_a_wrong_seed():
 
 
 def test_lengths_never_seen_follow_the_seed_s_shape():
-    costs = CostModel({"prefill": [1e-4, 0.0, 0.0]})
+    costs = CostModel(prefill=[1e-4, 0.0, 0.0])
     for _ in range(200):
         observe_prompt(costs, 2_000, 0, lambda *_: 0.02)  # ten times as fast
     assert costs.prefill_s(2_000) == pytest.approx(0.02, rel=0.02)
@@ -114,7 +113,7 @@ def test_stalls_do_not_bend_the_curve_but_a_lasting_change_gets_through():
     ],
 )
 def test_nonsense_measurements_are_ignored(prompt, cached, reloaded, seconds):
-    costs = CostModel(PROFILE)
+    costs = CostModel(**PROFILE)
     before = curves(costs)
     costs.observe_step(Step(0.0, prompts=[("r", cached, prompt)]), seconds)
     for tier in ("cpu", "disk"):
@@ -193,35 +192,11 @@ def test_memory_price_by_hand(pressure, expected):
     assert CostModel().memory_price(Pressure(**known), 50) == expected
 
 
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        ({"prefil": [1, 2, 3]}, ["'prefil'", "'prefill'"]),
-        ({"prefill": [1e-4, 0]}, ["profile.prefill", "[0.0001, 0]", "3 numbers"]),
-        ({"prefill": [0, 0, 0]}, ["profile.prefill", "not all 0"]),
-        ({"prefill": [1e-4, -1, 0]}, ["profile.prefill", "-1"]),
-        ({"prefill": [1e-4, math.nan, 0]}, ["profile.prefill", "nan"]),
-        ({"prefill": [1e-4, math.inf, 0]}, ["profile.prefill", "inf"]),
-        ({"prefill": [1e-4, True, 0]}, ["profile.prefill", "True"]),
-        ({"prefill": "abc"}, ["profile.prefill", "'abc'"]),
-        ({"prefill": None}, ["profile.prefill", "None"]),
-        ({"reload": [1, 2]}, ["profile.reload", "[1, 2]", "mapping"]),
-        ({"reload": {"cpu": [1]}}, ["profile.reload.cpu", "[1]", "2 numbers"]),
-        ({"reload": {"cpu": 7}}, ["profile.reload.cpu", "7"]),
-    ],
-)
-def test_wrong_profiles_name_key_value_and_expectation(profile, words):
-    with pytest.raises(ConfigError) as caught:
-        CostModel(profile)
-    for word in words:
-        assert word in str(caught.value)
-
-
 # --- what a lower tier keeps ---------------------------------------------------------
 
 
 def test_a_tier_is_believed_until_returns_say_otherwise():
-    costs = CostModel(PROFILE)
+    costs = CostModel(**PROFILE)
     for _ in range(MIN_LOST - 1):
         costs.observe_lost(1000, is_found=False)
         assert costs.kept_share == 1.0
@@ -232,7 +207,7 @@ def test_a_tier_is_believed_until_returns_say_otherwise():
 
 
 def test_the_share_is_of_tokens_of_recent_returns():
-    costs = CostModel(PROFILE)
+    costs = CostModel(**PROFILE)
     for _ in range(MIN_LOST):
         costs.observe_lost(5000, is_found=True)
     for _ in range(KEPT_WINDOW - 2):
@@ -245,7 +220,7 @@ def test_the_share_is_of_tokens_of_recent_returns():
 
 def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got():
     costs = CostModel(
-        {"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0, 1e-5], "slow": [0, 1]}}
+        prefill=[1e-4, 0.0, 0.0], reload={"cpu": [0, 1e-5], "slow": [0, 1]}
     )
     # 10,000 tokens: one second of prefill, a tenth of a second of reload.
     for tier in (None, "disk", "slow"):

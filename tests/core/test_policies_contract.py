@@ -94,7 +94,7 @@ def views(draw):
     profile = {"prefill": [draw(COEFFICIENTS) for _ in range(3)]}
     if draw(st.booleans()):
         profile["reload"] = {"cpu": [draw(COEFFICIENTS), draw(COEFFICIENTS)]}
-    costs = CostModel(profile)
+    costs = CostModel(**profile)
     for wait_s in draw(st.lists(SECONDS, max_size=2)):
         costs.observe_return_wait(wait_s)
     return View(

@@ -36,7 +36,7 @@ def history_of(gaps):
 
 def view_of(history=None, wait_s=0.0, eta=1.0, avg_turns=0.0, pressure=None, tier=None):
     """One millisecond of prefill per token; a tier that gives back 10 a ms."""
-    costs = CostModel({"prefill": [1e-3, 0, 0], "reload": {"cpu": [0, 1e-4]}})
+    costs = CostModel(prefill=[1e-3, 0, 0], reload={"cpu": [0, 1e-4]})
     if wait_s:
         costs.observe_return_wait(wait_s)
     history = history if history is not None else GapHistory()

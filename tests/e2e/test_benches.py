@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,9 @@ from rich.console import Console
 
 from bench.cli import app
 from bench.compare.validate import ValidateOptions, validate
-from bench.serve.server import ServerOptions
 from tests.commands import output_of
-from tests.documented import commands
-from ttlcache.estimators.costs import CostModel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
-
-PROFILED = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "block_size": 32,
-    "max_model_len": 2100,
-    "num_gpu_blocks_override": 80,
-}
 
 
 def result_in(folder: Path) -> dict[str, Any]:
@@ -96,24 +83,6 @@ def test_the_simulator_predicts_a_light_load(tmp_path):
         assert cell["predicted"]["mean_jct_s"] == pytest.approx(
             run["mean_jct_s"], rel=0.25
         )
-
-
-def test_the_documented_profile_is_what_the_connector_reads(tiny_model, tmp_path):
-    (command,) = commands("profile")
-    words = [str(tiny_model) if w == "MODEL" else w for w in command.words[1:]]
-    more = ["--budget", "20", "--max-tokens", "2000", "--engine", json.dumps(PROFILED)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ttlcache.cli", *words, *more],
-        cwd=tmp_path,
-        env=ServerOptions(num_blocks=0).environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "P(n) = " in done.stdout
-    costs = CostModel(json.loads((tmp_path / "profile.json").read_text()))
-    assert 0 < costs.prefill_s(1000) < costs.prefill_s(2000)
 
 
 @pytest.mark.speed

@@ -43,7 +43,7 @@ def test_what_was_put_comes_back_also_after_a_restart(tmp_path):
     store.close()
     again = make(tmp_path)
     assert get(again, b"a") == content(b"a")
-    assert again.status()["disk_bytes"] == store.status()["disk_bytes"] > SIZE
+    assert again.used_bytes == store.used_bytes > SIZE
     # But no file that grew meanwhile.
     path = file_of(tmp_path)
     path.write_bytes(path.read_bytes() + b"x")
@@ -83,7 +83,7 @@ def test_what_nobody_uses_is_removed(tmp_path):
     assert {header.key for header in store.headers()} == {b"a"}
     clock.advance(99.0)
     store.sweep()
-    assert (store.status()["disk_bytes"], store.headers()) == (0, [])
+    assert (store.used_bytes, store.headers()) == (0, [])
     assert not list(tmp_path.glob("??/*"))
 
 
@@ -120,7 +120,7 @@ def test_a_fault_is_a_miss_and_it_may_be_put_again(tmp_path, monkeypatch, fault)
         file_of(tmp_path).unlink()
     assert get(store, b"key") is None
     assert store.find(b"key") is None
-    assert store.status()["disk_bytes"] == 0
+    assert store.used_bytes == 0
     assert not list(tmp_path.glob("??/*"))
     assert store.put(b"key", content(b"key"))
     assert get(store, b"key") == content(b"key")
@@ -270,7 +270,7 @@ def test_eight_threads(tmp_path):
     assert hammer.problems == []
     assert hammer.hits > 100
     on_disk = sum(p.stat().st_size for p in tmp_path.glob("??/*"))
-    assert on_disk == hammer.store.status()["disk_bytes"]
+    assert on_disk == hammer.store.used_bytes
     assert hammer.store.status()["locked"] == 0
 
 

@@ -21,7 +21,6 @@ CHANGE_WHEN = {
     "max_queue_wait_s": "somebody watches: lower; batch jobs only: higher",
     "program_idle_s": "agents pause for longer, e.g. for people",
     "tool_call_parser": "`none`: clients send `tool`, or outputs must not be read",
-    "profile_path": "the first minutes after a start matter: `ttlcache profile`",
     "record_path": "you want `ttlcache report`, `explain` or `plot`",
     "allow_untested_vllm": "you accept that nobody has tried this version",
 }

@@ -40,9 +40,8 @@ def main(
     """Look into a vLLM server that runs with ttlcache, live or from its recording."""
 
 
-profile = command_of("ttlcache_connector.cli.profile", "profile")
 estimate = command_of("ttlcache_sim.estimate.cli", "estimate")
-for command in (doctor, estimate, profile, top, report, explain, plot, config):
+for command in (doctor, estimate, top, report, explain, plot, config):
     app.command()(command)
 app.command()(command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"))
 app.command()(command_of("ttlcache_connector.front.cli", "front"))

@@ -1,6 +1,6 @@
 """What losing a pinned context costs, and what holding it costs others.
 
-Every number starts from a profile or a stated default and is then fitted to what
+Every number starts from a stated default and is then fitted to what
 the engine really did, because a wrong curve misprices every decision: a prefill
 curve used where a reload was possible overstates the benefit many times.
 """
@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ttlcache.errors import ConfigError
 from ttlcache.estimators.regression import ReloadFit
 from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.estimators.step_fit import Step, StepFit
@@ -30,8 +29,6 @@ MEAN_WINDOW = 1000
 #: Returns after a loss over which a lower tier's share is taken, and below which it is
 #: believed to keep everything.
 KEPT_WINDOW, MIN_LOST = 100, 5
-#: Seconds per token beyond which a profile can only be a mistake.
-_MAX_COEFFICIENT = 1e6
 
 
 class MemoryPrice(NamedTuple):
@@ -65,22 +62,20 @@ class CostModel:
     """Prefill and reload seconds, queueing delay, price of memory.
 
     Args:
-        profile: {"prefill": [a, b, c], "reload": {tier: [latency_s, s_per_token]}},
-            both optional; P(n) = a n + b n^2 + c seconds (CacheTTL v4 §5.2).
+        prefill: (a, b, c) to start from: P(n) = a n + b n^2 + c seconds (CacheTTL v4
+            §5.2).
+        reload: (latency_s, s_per_token) of tiers; of others they are learnt.
         step_tokens: most tokens of an engine step.
-
-    Raises:
-        ConfigError: the profile has another content than that.
     """
 
     def __init__(
         self,
-        profile: Mapping[str, object] | None = None,
+        prefill: Sequence[float] = DEFAULT_PREFILL,
+        reload: Mapping[str, Sequence[float]] | None = None,
         step_tokens: int = STEP_TOKENS,
     ) -> None:
-        prefill, reloads = _parse_profile(profile or {})
         self._steps = StepFit(prefill, step_tokens)
-        self._reloads = {tier: ReloadFit(seed) for tier, seed in reloads.items()}
+        self._reloads = {tier: ReloadFit(at) for tier, at in (reload or {}).items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
@@ -188,35 +183,3 @@ class CostModel:
 
 def _is_measurement(seconds: float) -> bool:
     return seconds > 0.0 and math.isfinite(seconds)
-
-
-def _parse_profile(
-    profile: Mapping[str, object],
-) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    unknown = sorted(set(profile) - {"prefill", "reload"})
-    if unknown:
-        raise ConfigError(
-            f"profile key {unknown[0]!r} is unknown: expected 'prefill' or 'reload'"
-        )
-    prefill = _coefficients("prefill", profile.get("prefill", DEFAULT_PREFILL), 3)
-    reloads = profile.get("reload", {})
-    if not isinstance(reloads, Mapping):
-        raise ConfigError(
-            f"profile.reload = {reloads!r}: expected a mapping of tier names"
-        )
-    curves = {
-        str(tier): _coefficients(f"reload.{tier}", value, 2)
-        for tier, value in reloads.items()
-    }
-    return prefill, curves
-
-
-def _coefficients(key: str, value: object, size: int) -> tuple[float, ...]:
-    expected = f"expected {size} numbers in [0, {_MAX_COEFFICIENT:g}], not all 0"
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
-    good = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
-    numbers = tuple(float(v) for v in good if 0 <= v <= _MAX_COEFFICIENT)
-    if len(numbers) != size or len(value) != size or not any(numbers):
-        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
-    return numbers

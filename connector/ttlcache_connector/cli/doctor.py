@@ -31,7 +31,6 @@ from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.role.state_files import load_costs
 from ttlcache_lmcache import compat
 
 #: `--lmcache plugins`: our plugins are checked, no server is asked.
@@ -165,22 +164,12 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
         yield Finding(NOTE, "record_path", "not set: nothing to explain")
     else:
         yield _writable("record_path", Path(settings.record_path))
-    yield _guess("profile", lambda: _profile(settings))
 
 
 def _policy(settings: Mapping[str, Any]) -> str:
     options = f" {settings['policy_options']}" if settings["policy_options"] else ""
     by = f"ordering {settings['ordering']}, admission {settings['admission']}"
     return f"{settings['policy']}{options}, {by}"
-
-
-def _profile(settings: TTLCacheConfig) -> Finding:
-    costs = load_costs(settings)
-    if settings.profile_path is None:
-        text = "none: prefill costs are learnt from the first requests"
-        return Finding(NOTE, "profile", text + " (ttlcache profile writes one)")
-    text = f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
-    return Finding(OK, "profile", text)
 
 
 def _writable(name: str, folder: Path) -> Finding:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.controller import Controller
+from ttlcache.estimators.costs import CostModel
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
@@ -24,9 +25,9 @@ from ttlcache_connector.role.allocate_slots import (
 )
 from ttlcache_connector.role.engine_view import EngineView, Prefills
 from ttlcache_connector.role.parts import Parts, SchedulerRole
+from ttlcache_connector.role.recording import open_telemetry
 from ttlcache_connector.role.requests import RequestEvents
 from ttlcache_connector.role.scheduling import SchedulingCallbacks
-from ttlcache_connector.role.state_files import load_costs, open_telemetry
 from ttlcache_connector.role.status import EngineStatus
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
@@ -66,7 +67,7 @@ class SchedulerRoleBuilder:
             self._clock.now_s,
         )
         self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._costs = load_costs(config, self._step_tokens)
+        self._costs = CostModel(step_tokens=self._step_tokens)
         self.engine = EngineView(vllm_config.scheduler_config)
 
     def bind(

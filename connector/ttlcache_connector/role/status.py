@@ -126,7 +126,7 @@ class EngineStatus:
     def _settings(self) -> dict[str, Any]:
         """The configuration with what is in force where it says "auto"; versions.
 
-        Any client may ask: of paths it is told only that they are set.
+        Any client may ask: of a path it is told only that it is set.
         """
         config, by_program = self._parts.config, self._parts.engine.by_program
         in_force = {
@@ -134,12 +134,8 @@ class EngineStatus:
             "admission": admission_in_force(config) if by_program else "none",
             "lower_tier": config.lower_tier if self._parts.lower.is_set else "none",
         }
-        places = {
-            name: "set"
-            for name in ("profile_path", "record_path")
-            if getattr(config, name) is not None
-        }
-        return config.model_dump() | places | in_force | self._versions
+        shown = config.model_dump() | in_force | self._versions
+        return shown | ({} if config.record_path is None else {"record_path": "set"})
 
     def _gauges(self) -> dict[str, float]:
         pressure, demoting = self._holder.pressure(), self._parts.demoting

@@ -57,7 +57,9 @@ class StoreGate:
             temporary = dict(zip(keys, is_temporary, strict=True))
 
             def reserve_some(some: list[Any]) -> dict[Any, Any]:
-                return reserve_in_l1(some, [temporary[k] for k in some], *args, **more)
+                each = [temporary[key] for key in some]
+                found: dict[Any, Any] = reserve_in_l1(some, each, *args, **more)
+                return found
 
             return self.with_room(keys, reserve_some)
 

@@ -75,6 +75,11 @@ class DiskStore:
         self._index.restore(found, now_s - config.disk_ttl_s)
         self.counts["restored"] = len(self._index.entries)
 
+    @property
+    def used_bytes(self) -> int:
+        """Of files."""
+        return self._index.used_bytes
+
     # what callers ask
 
     def put(self, key: bytes, data: memoryview | bytes) -> bool:

@@ -54,8 +54,12 @@ class OrphanedLookups:
 
     def _settle(self, request_id: str) -> None:
         found = self._adapter.check_lookup_result(request_id)
-        if found is None or not self._adapter.is_healthy:
-            return  # 0 of a server that does not answer is none: it may still lock
+        if not self._adapter.is_healthy:
+            # LMCache says 0 then, but what was found may be locked still.
+            internals.ask_anew(self._adapter, request_id)
+            return
+        if found is None:
+            return
         # First of all: one that cannot be released must not be tried for ever.
         lookup = self._lookups.pop(request_id)
         if found:

@@ -1,8 +1,7 @@
-"""Files of an engine: the costs that it starts from, and its recording."""
+"""Where an engine records."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from ttlcache.clock import Clock, wall_s
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache.estimators.costs import STEP_TOKENS, CostModel
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.telemetry.recorder import Recorder
@@ -20,9 +18,8 @@ def check(config: TTLCacheConfig) -> None:
     """What an engine would refuse after its model is loaded.
 
     Raises:
-        ConfigError: `profile_path` or `record_path` cannot be used.
+        ConfigError: `record_path` cannot be used.
     """
-    load_costs(config)
     if config.record_path is None:
         return
     folder = Path(config.record_path)
@@ -33,29 +30,6 @@ def check(config: TTLCacheConfig) -> None:
         raise _no_record_path(config, error) from None
     if not is_writable:
         raise _no_record_path(config, "not writable")
-
-
-def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostModel:
-    """Costs seeded from `profile_path`, or vLLM-agnostic defaults.
-
-    Args:
-        step_tokens: most tokens of an engine step.
-
-    Raises:
-        ConfigError: no file, no JSON, or something else in it.
-    """
-    if config.profile_path is None:
-        return CostModel(step_tokens=step_tokens)
-    try:
-        profile = json.loads(Path(config.profile_path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"key 'profile_path' has value {config.profile_path!r}, expected: a JSON "
-            f"file as `ttlcache profile` writes it ({error})"
-        ) from None
-    if not isinstance(profile, dict):
-        raise ConfigError(f"profile {config.profile_path!r}: expected a JSON object")
-    return CostModel(profile, step_tokens)
 
 
 def open_telemetry(
