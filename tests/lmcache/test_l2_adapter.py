@@ -131,14 +131,14 @@ def test_a_damaged_object_of_a_task_is_the_only_miss(make_adapter, tmp_path):
 
 def test_a_task_that_the_disk_refuses_in_part_failed(make_adapter, monkeypatch):
     adapter = make_adapter(4)
-    real, refused = os.writev, itertools.count()
+    real, refused = os.write, itertools.count()
 
     def sometimes(fd: int, buffers: Any) -> int:
         if next(refused) == 2:
             raise OSError(5, "Input/output error")
         return real(fd, buffers)
 
-    monkeypatch.setattr(os, "writev", sometimes)
+    monkeypatch.setattr(os, "write", sometimes)
     assert not adapter.is_stored(adapter.store(*map(Object, range(9))))
     assert sum(adapter.has(number) for number in range(9)) == 8
     assert adapter.inner.report_status()["counts"]["write_errors"] == 1

@@ -114,7 +114,7 @@ def test_a_fault_is_a_miss_and_it_may_be_put_again(tmp_path, monkeypatch, fault)
     store = make(tmp_path)
     with monkeypatch.context() as patched:
         if fault == "disk is full":
-            patched.setattr(object_file.os, "writev", full_disk)
+            patched.setattr(object_file.os, "write", full_disk)
         assert store.put(b"key", content(b"key")) == (fault != "disk is full")
     if fault == "file is gone":
         file_of(tmp_path).unlink()
@@ -130,14 +130,14 @@ def test_a_file_system_that_is_full_before_its_bound_takes_the_youngest(
     tmp_path, monkeypatch
 ):
     store = make(tmp_path)
-    real = os.writev
+    real = os.write
 
-    def writev(fd: int, parts: Any) -> int:
+    def write(fd: int, data: memoryview) -> int:
         if len(list(tmp_path.glob("??/*.kv"))) >= 3:
             full_disk()
-        return real(fd, parts)
+        return real(fd, data)
 
-    monkeypatch.setattr(object_file.os, "writev", writev)
+    monkeypatch.setattr(object_file.os, "write", write)
     keys = [b"%d" % number for number in range(9)]
     assert all(store.put(key, content(key)) for key in keys)
     assert [store.find(key) is not None for key in keys] == 6 * [False] + 3 * [True]
@@ -155,6 +155,7 @@ def test_only_what_may_have_come_from_the_disk_is_verified(tmp_path, monkeypatch
 
     monkeypatch.setattr(object_file.xxhash, "xxh3_128", Digest)
     store.put(b"a", content(b"a"))
+    digested.clear()
     assert get(store, b"a") == content(b"a")  # as it was written
     assert not digested
     path, fd = file_of(tmp_path), os.open(file_of(tmp_path), os.O_RDONLY)
@@ -226,7 +227,7 @@ def test_faults_are_counted_by_kind_and_logged_once_each(tmp_path, caplog, monke
         path.mkdir()  # reading it is an error of the system
     with caplog.at_level(logging.ERROR):
         assert [get(store, key) for key in keys] == [None] * 9
-        monkeypatch.setattr(object_file.os, "writev", full_disk)
+        monkeypatch.setattr(object_file.os, "write", full_disk)
         assert not any(store.put(key, content(key)) for key in keys[:3])
     kinds = ("corrupt", "missing", "read_errors", "write_errors")
     assert [store.counts[kind] for kind in kinds] == [3, 3, 3, 3]

@@ -33,8 +33,8 @@ SUFFIX = ".kv"
 TEMPORARY = ".writing"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
-#: Read and digested in pieces, so that the digest finds them in a cache; smaller ones
-#: cost more in threads that wait for the interpreter's lock than they gain.
+#: Copied and digested in pieces, so that the second of both finds them in a cache;
+#: smaller ones cost more in threads that wait for the interpreter's lock than they gain.
 PIECE_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIQ{_DIGEST_BYTES}s")
@@ -87,7 +87,7 @@ def mark_of(file: int | Path) -> Mark:
     return found.st_ino, found.st_ctime_ns, found.st_size
 
 
-def write(path: Path, header: Header, data: memoryview | bytes) -> Mark:
+def write(path: Path, key: bytes, data: memoryview) -> tuple[Header, Mark]:
     """Write a file whole or not at all.
 
     Raises:
@@ -97,9 +97,10 @@ def write(path: Path, header: Header, data: memoryview | bytes) -> Mark:
     try:
         fd = _create(temporary)
         try:
-            _write_all(fd, memoryview(data).cast("B"), header.encode())
+            header = Header(key, len(data), _write_digested(fd, data))
+            _write_all(fd, memoryview(header.encode()))
             os.replace(temporary, path)
-            return mark_of(fd)
+            return header, mark_of(fd)
         finally:
             os.close(fd)
     except BaseException:
@@ -118,12 +119,18 @@ def _create(path: str) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
-def _write_all(fd: int, data: memoryview, tail: bytes) -> None:
-    done = os.writev(fd, [data, tail])
-    rest = memoryview(tail)[max(0, done - len(data)) :]
-    for part in (data[done:], rest):
-        while part:
-            part = part[os.write(fd, part) :]
+def _write_digested(fd: int, data: memoryview) -> bytes:
+    digest = xxhash.xxh3_128()
+    for start in range(0, len(data), PIECE_BYTES):
+        piece = data[start : start + PIECE_BYTES]
+        digest.update(piece)
+        _write_all(fd, piece)
+    return digest.digest()
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def read_header(path: Path) -> Header:
@@ -144,12 +151,15 @@ def read_header(path: Path) -> Header:
 
 def read_into(
     path: Path, expected: Header, buffer: memoryview, mark: Mark | None = None
-) -> None:
+) -> Mark:
     """Read the payload into `buffer`, which has exactly its size.
 
     Args:
         mark: of the file as this process wrote or verified it. Where it still fits,
             and all pages are in the page cache, those are the bytes: no digest.
+
+    Returns:
+        The file's mark.
 
     Raises:
         CorruptRecordError: it is not what was written; `buffer` holds garbage.
@@ -157,8 +167,9 @@ def read_into(
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        if mark == mark_of(fd) and _read_cached(fd, buffer):
-            return
+        found = mark_of(fd)
+        if mark == found and _read_cached(fd, buffer):
+            return found
         digest = xxhash.xxh3_128()
         done = 0
         while done < len(buffer):
@@ -174,6 +185,7 @@ def read_into(
         os.close(fd)
     if digest.digest() != expected.digest:
         raise CorruptRecordError("digest")
+    return found
 
 
 def _read_cached(fd: int, buffer: memoryview) -> bool:

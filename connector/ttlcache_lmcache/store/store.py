@@ -89,7 +89,9 @@ class DiskStore:
         ones, unless somebody is promised or copying those: then False.
         """
         view = memoryview(data).cast("B")
-        header = Header(key, len(view), object_file.digest_of(view))
+        # Of what is new the digest comes with the writing.
+        digest = object_file.digest_of(view) if self.find(key) is not None else b""
+        header = Header(key, len(view), digest)
         gone: list[Entry] = []
         with self._lock:
             old = self._index.entries.get(key)
@@ -205,7 +207,8 @@ class DiskStore:
         if not self._reserve(entry, need):
             return
         try:
-            mark = object_file.write(self._index.path(entry), entry.header, data)
+            path, key = self._index.path(entry), entry.header.key
+            header, mark = object_file.write(path, key, data)
         except OSError as error:
             # The file system may hold less than our bound.
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and not again
@@ -218,7 +221,7 @@ class DiskStore:
                 self._write(entry, data, again=True)
             return
         with self._lock:
-            entry.is_on_disk, entry.mark = True, mark
+            entry.is_on_disk, entry.header, entry.mark = True, header, mark
             entry.stamped_s = entry.used_s
             self._index.on_disk[entry.header.key] = entry
 
@@ -251,9 +254,8 @@ class DiskStore:
         """Copy a busy entry from its file; False, and no file, if that is damaged."""
         path = self._index.path(entry)
         try:
-            object_file.read_into(path, entry.header, buffer, mark)
-            self._stamp(entry)
-            entry.mark = object_file.mark_of(path)
+            mark = object_file.read_into(path, entry.header, buffer, mark)
+            entry.mark = self._stamp(entry, path, mark)
         except (OSError, CorruptRecordError) as error:
             gone: list[Entry] = []
             self._on_fault(_fault_of(error), error, path)
@@ -265,12 +267,19 @@ class DiskStore:
         self.counts["disk_hits"] += 1
         return True
 
-    def _stamp(self, entry: Entry) -> None:
-        """A busy entry was used just now: its file's age survives a restart."""
-        if entry.used_s - entry.stamped_s >= STAMP_S:
-            entry.stamped_s = entry.used_s
-            with contextlib.suppress(OSError):
-                os.utime(self._index.path(entry))
+    @staticmethod
+    def _stamp(entry: Entry, path: Path, mark: Mark) -> Mark:
+        """A busy entry was used just now: its file's age survives a restart.
+
+        Returns:
+            The file's mark now.
+        """
+        if entry.used_s - entry.stamped_s < STAMP_S:
+            return mark
+        entry.stamped_s = entry.used_s
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return object_file.mark_of(path)
 
     def _release(self, entry: Entry) -> bool:
         """A copy is over; whether the object is there."""
