@@ -133,23 +133,24 @@ class Quantum:
         mean.observe(seconds)
 
     @property
-    def _turn_s(self) -> SlidingMean:
+    def turn_s(self) -> SlidingMean:
+        """Of the latest turns."""
         return self._later_s if self._later_s.count else self._first_s
 
     def on_program_end(self, place: Place) -> None:
         """A program is over. One-shot requests say nothing of how long programs are."""
         if place.turns > 1:
-            most_s = MOST_TURNS * self._turn_s.value
+            most_s = MOST_TURNS * self.turn_s.value
             self._program_s.observe(min(place.served_s, most_s))
 
     @property
     def seconds(self) -> float:
         """Infinite until a turn has run."""
-        if not self._turn_s.count:
+        if not self.turn_s.count:
             return math.inf
         if self._fixed_turns is not None:
-            return self._fixed_turns * self._turn_s.value
-        least_s = LEAST_TURNS * self._turn_s.value
+            return self._fixed_turns * self.turn_s.value
+        least_s = LEAST_TURNS * self.turn_s.value
         if self._program_s.count < MIN_ENDED:
             return least_s
         return max(least_s, PROGRAMS_PER_QUANTUM * self._program_s.value)

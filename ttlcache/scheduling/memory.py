@@ -55,7 +55,18 @@ class MemoryArbiter:
             return True
         if not self.retention.is_enabled:
             return True
+        if self.clock.now_s() >= self.opens_s:
+            return True
         return self._missing_blocks(record, needed_pool_blocks) == 0
+
+    @property
+    def opens_s(self) -> float:
+        """Until then a newcomer is held back for others' growth.
+
+        No turn has started for as long as a turn takes: what runs are long answers,
+        beside which the engine has time for more.
+        """
+        return self.queue.started_s + self.queue.quantum.turn_s.value
 
     def on_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""

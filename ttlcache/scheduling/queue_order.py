@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class QueueOrder:
 
     requests: those between arrival and finish.
     quantum: service for which a context keeps its place.
+    started_s: when a turn last got its memory.
     """
 
     requests: Mapping[str, RequestRecord]
@@ -33,6 +35,7 @@ class QueueOrder:
     work: RemainingWork
     wait_bound: WaitBound
     telemetry: Telemetry
+    started_s: float = -math.inf
 
     # --- what an engine adapter asks --------------------------------------
 
@@ -93,6 +96,7 @@ class QueueOrder:
         self.programs.place_numbers.on_scheduled(record.queue_place)
         record.place.on_scheduled()
         admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
+        self.started_s = admitted_s
         self.wait_bound.on_scheduled(admitted_s - record.queued_s)
 
     def on_service(self, record: RequestRecord, seconds: float) -> None:

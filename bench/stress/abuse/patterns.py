@@ -142,6 +142,11 @@ def prefixes(asked: Asked) -> Sent:
     return Sent(begin + asked.new(CHAT_TURN_TOKENS))
 
 
+def long_answers(asked: Asked) -> Sent:
+    """Few requests, of which some always runs."""
+    return Sent(asked.new(), {"program_id": asked.name}, max_tokens=6_000)
+
+
 def burst(asked: Asked) -> Sent:
     """A thousand requests at once, each with an id of its own."""
     return Sent(asked.new(), session_id=f"burst-{asked.client}")
@@ -163,5 +168,6 @@ def patterns(seats: int) -> dict[str, Pattern]:
         "chats": Pattern(chats),
         "endless contexts": Pattern(endless_contexts),
         "prefixes of others": Pattern(prefixes),
+        "long answers": Pattern(long_answers, clients=2),
         "burst": Pattern(burst, clients=1_000, starts_at_s=5.0, repeats=False),
     }

@@ -25,6 +25,7 @@ class Foresight:
             return
         yield self._role.parts.controller.pins.next_deadline_s()
         yield self._role.parts.controller.programs.next_idle_s()
+        yield self._role.parts.controller.memory.opens_s
         if isinstance(self._queue, ProgramQueue):
             yield from self._queue.changes_s()
 
