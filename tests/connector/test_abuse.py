@@ -61,6 +61,14 @@ def test_contexts_that_grow_without_end_hardly_slow_agents_down():
     assert p99 <= MAX_P99_RATIO
 
 
+def test_one_long_answer_does_not_keep_newcomers_out():
+    """Something always runs then, though the engine has time for more."""
+    load = Load(agents=60, agents_a_s=1.0, give_up_s=200.0)
+    pattern = patterns(load.seats)["long answers"]
+    found = compare(pattern, load, tenants=1, policies=["adaptive"])
+    assert found.ratios("adaptive")[0] <= 1.05
+
+
 def test_playing_again_gives_the_same_and_an_unknown_arm_is_refused():
     assert run_arm("flood", 60) == run_arm("flood", 60)
     with pytest.raises(ValueError, match="expected one of polite, flood, salts"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ttlcache.scheduling.admission import GrowthReserve
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.queue import ProgramQueue
 
@@ -23,9 +24,11 @@ class Foresight:
         """Times at which pins expire, programs are forgotten, or the queue changes."""
         if self._role is None:
             return
-        yield self._role.parts.controller.pins.next_deadline_s()
-        yield self._role.parts.controller.programs.next_idle_s()
-        yield self._role.parts.controller.memory.opens_s
+        controller = self._role.parts.controller
+        yield controller.pins.next_deadline_s()
+        yield controller.programs.next_idle_s()
+        if isinstance(controller.admission, GrowthReserve):
+            yield controller.memory.opens_s
         if isinstance(self._queue, ProgramQueue):
             yield from self._queue.changes_s()
 
