@@ -163,6 +163,7 @@ def request_factory(cell: Cell) -> RequestFactory:
         cell.engine.block_size,
         tell_last=cell.engine.tell_last,
         repeat_output=cell.engine.repeat_output,
+        shared_tokens=cell.workload.shared_tokens,
         tell_gap=cell.arm.tell_gap,
         priority=work_ms if cell.arm.tell_work else None,
     )

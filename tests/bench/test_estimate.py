@@ -16,17 +16,19 @@ from tests.commands import output_of
 from ttlcache.cli.main import app
 from ttlcache_sim.bootstrap import Interval
 from ttlcache_sim.estimate import plan, report
-from ttlcache_sim.estimate.plan import SEEDS, EstimateOptions, plan_of, rates_of
+from ttlcache_sim.estimate.plan import ARMS, SEEDS, EstimateOptions, plan_of, rates_of
 from ttlcache_sim.estimate.sessions import (
     MAX_GAP_S,
     Sessions,
     read_sessions,
     save_trace,
+    shared_head,
 )
 from ttlcache_sim.estimate.verdict import Load, Outcome, loads_of, verdict
+from ttlcache_sim.load.programs import Program, Turn
 from ttlcache_sim.load.traces import RecordedProgram
-from ttlcache_sim.load.workload import recorded_programs
-from ttlcache_sim.settings import CellResult
+from ttlcache_sim.load.workload import Workload, WorkloadSpec, recorded_programs
+from ttlcache_sim.settings import Cell, CellResult, EngineSetting
 
 QUIET = Console(quiet=True)
 
@@ -49,7 +51,8 @@ def test_unknown_tool_times_are_defaults_of_their_class(tmp_path: Path) -> None:
     )
     gaps = [turn.tool_s for turn in found.programs[0].turns[:-1]]
     assert gaps == [10.0, 1.0, 0.1, 1.0, 60.0, MAX_GAP_S]
-    assert "tool times of 5 of 6 gaps: a default for each class" in found.notes
+    typical = "a default for each class, 1 s in the median"
+    assert f"tool times of 5 of 6 gaps: {typical}" in found.notes
     assert "1 of 6 gaps are cut to 600 s" in found.notes
 
 
@@ -133,8 +136,46 @@ def test_the_verdict(
     found = Sessions((), ())
     monkeypatch.setattr(Sessions, "best_hit", 0.95)
     monkeypatch.setattr(Sessions, "median_gap_s", 30.0)
-    for line, part in zip(verdict(loads, found), told, strict=True):
+    for line, part in zip(verdict(loads, found, [1.0, 1.0]), told, strict=True):
         assert part in line
+
+
+def test_what_no_percentage_says_is_told() -> None:
+    """Queues that grow for as long as a run lasts, and first tokens that come later."""
+    found = Sessions((), ())
+    told = verdict([load(0.5, 0.2)], found, [0.4, 0.6])[0]
+    assert told.endswith(
+        "vLLM alone does not keep up, it completes 0.4/s, ttlcache 0.6/s."
+    )
+    late = replace(load(0.5, 0.8).with_ttlcache, p95_ttft_s=20.0)
+    told = verdict([replace(load(0.5, 0.8), with_ttlcache=late)], found, [0.6, 0.6])[0]
+    assert told.endswith("20% less time a job; but p95 TTFT is 20 s for 9 s.")
+
+
+def of_opening(text: str, cached: int | None = None) -> RecordedProgram:
+    program = RecordedProgram.model_validate(recorded({}))
+    return program.model_copy(update={"opening": text, "cached_tokens": cached})
+
+
+def test_what_first_prompts_share_is_learnt_from_texts_or_a_servers_cache() -> None:
+    prompts = [f"{'s' * 400}{number}: {'x' * 99}" for number in range(5)]
+    assert shared_head([of_opening(text) for text in prompts])[0] == 100
+    assert shared_head([of_opening(prompts[0], n) for n in (0, 70, 80, 90)])[0] == 80
+    tokens, told = shared_head([of_opening("")] * 3)
+    assert tokens == 0
+    assert "in favour of ttlcache" in told
+
+
+def test_a_shared_head_is_what_vllm_alone_has_cached() -> None:
+    run_cell = pytest.importorskip("ttlcache_sim.cell").run_cell
+    turn = Turn(1_000, 10, "bash", 1.0)
+    workload = Workload(tuple(Program(f"p{n}", 9.0 * n, (turn,)) for n in range(4)))
+    engine = EngineSetting("a100-80", "llama-3.1-8b", 700, 16, 8, 2048)
+    spec = WorkloadSpec("swe", 4, rate=1.0, seed=0)
+    for shared, hits in ((0, 0), (500, 3 * 496)):
+        cell = Cell(ARMS[0], engine, replace(spec, shared_tokens=shared))
+        found = run_cell(cell, workload).metrics
+        assert found["prompt_hit"] == pytest.approx(hits / 4_000)
 
 
 @pytest.mark.parametrize("counted", [7, 27, 150])

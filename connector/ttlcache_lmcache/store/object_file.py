@@ -34,7 +34,7 @@ TEMPORARY = ".writing"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 #: Copied and digested in pieces, so that the second of both finds them in a cache;
-#: smaller ones cost more in threads that wait for the interpreter's lock than they gain.
+#: smaller ones cost more in threads that wait for the interpreter than they gain.
 PIECE_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIQ{_DIGEST_BYTES}s")

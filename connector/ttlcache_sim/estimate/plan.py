@@ -137,6 +137,7 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
         max_context=engine.max_context,
         warm_up=warm_up,
         drain=drain,
+        shared_tokens=sessions.shared_tokens,
     )
     return Plan(engine, spec)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -43,16 +44,16 @@ def report(options: EstimateOptions, console: Console) -> None:
         options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         if find_spec("vllm") is None:
             raise RuntimeError("this command needs vLLM beside ttlcache")
-        capacity = 0.0
-        if not options.rate:
-            crowds = plan.capacity_cells(sessions.mean_context_tokens)
-            found = pool.run_cells(crowds, on)
-            capacity = max(result.steady["programs_per_s"] for result in found)
-        rates = rates_of(options, capacity)
-        loads = loads_of(rates, pool.run_cells(plan.cells(rates), on))
-        caveats = _caveats(options, plan, sessions, capacity)
+        bar = Console(stderr=True)
+        crowds = plan.capacity_cells(sessions.mean_context_tokens)
+        found = pool.run_cells(crowds, on, console=bar)
+        limits = [result.steady["programs_per_s"] for result in found]
+        rates = rates_of(options, max(limits))
+        results = pool.run_cells(plan.cells(rates), on, console=bar)
+        loads = loads_of(rates, results)
+        caveats = _caveats(options, plan, sessions, limits)
     console.print(_table(_title(options, plan), loads))
-    told = [*verdict(loads, sessions), *caveats, _draw(options, loads)]
+    told = [*verdict(loads, sessions, limits), *caveats, _draw(options, loads)]
     for line in told:
         console.print(escape(line), highlight=False)
     numbers = {"loads": [asdict(load) for load in loads], "told": told}
@@ -68,28 +69,30 @@ def _table(title: str, loads: Sequence[Load]) -> Table:
     """Two rows a load; text in the first two columns, numbers in the others."""
     grid = Table(title=title, title_justify="left", box=box.SIMPLE)
     for index, name in enumerate(COLUMNS):
-        grid.add_column(name, justify="left" if index < 2 else "right")
+        justify: Literal["left", "right"] = "left" if index < 2 else "right"
+        grid.add_column(name, justify=justify, no_wrap=index < 2, overflow="fold")
     for row in rows(loads):
         grid.add_row(*row)
     return grid
 
 
 def _caveats(
-    options: EstimateOptions, plan: Plan, sessions: Sessions, capacity: float
+    options: EstimateOptions, plan: Plan, sessions: Sessions, limits: Sequence[float]
 ) -> Sequence[str]:
-    found = [*sessions.notes]
+    workload, found = build(plan.spec), [*sessions.notes]
+    if 2 * workload.num_cut > len(workload.programs):
+        most = f"{plan.spec.max_context:,} tokens, what model and pool hold"
+        found.insert(0, f"no estimate of these programs: most are cut to {most}")
     if options.profile:
         found.append(f"step times: measured, {options.profile}")
     else:
         found.append(f"step times: a roofline of {options.gpu}, not measured")
-    if capacity:
-        found.append(
-            f"loads: 0.5, 0.8 and 1.1 of the capacity, {capacity:.3g} programs/s"
-        )
+    vllm, ours = (f"{limit:.3g}" for limit in limits)
+    found.append(f"programs/s at most: vLLM {vllm}, ttlcache {ours}")
     programs = plan.spec.programs
     if programs < len(sessions.programs):
         found.append(f"each run draws {programs} of them")
-    found += filter(None, [build(plan.spec).caveat])
+    found += filter(None, [workload.caveat])
     return found
 
 

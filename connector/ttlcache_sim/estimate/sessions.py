@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from rich.progress import track
 from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import Reading, read_paths
+from ttlcache_sim.load.readers.base import num_tokens
 from ttlcache_sim.load.traces import RecordedProgram, RecordedTurn
 
 #: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.
@@ -35,10 +37,14 @@ _SHOWN_FILES = 3
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """programs: every gap is known. notes: what was guessed, left out or cut."""
+    """programs: every gap is known. notes: what was guessed, left out or cut.
+
+    shared_tokens: with which all first prompts begin, as a system prompt.
+    """
 
     programs: tuple[RecordedProgram, ...]
     notes: tuple[str, ...]
+    shared_tokens: int = 0
 
     @property
     def mean_turns(self) -> float:
@@ -62,7 +68,9 @@ class Sessions:
     def best_hit(self) -> float:
         """Share of the prompt tokens that an endless prefix cache hits."""
         hit = prompts = 0
-        for program in self.programs:
+        for number, program in enumerate(self.programs):
+            first = program.turns[0].new_prompt_tokens
+            hit += min(self.shared_tokens, first) if number else 0
             context = 0
             for turn in program.turns:
                 hit += context
@@ -85,7 +93,43 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
         program.model_copy(update={"turns": list(map(_filled, program.turns))})
         for program in reading.programs
     ]
-    return Sessions(tuple(filled), tuple(_notes(reading)))
+    shared, how = shared_head(reading.programs)
+    return Sessions(tuple(filled), (*_notes(reading), how), shared)
+
+
+def shared_head(programs: Sequence[RecordedProgram]) -> tuple[int, str]:
+    """Tokens with which the first prompts begin alike, and how that is known.
+
+    The median of what the log says that a server's cache had of them; else that of
+    the characters which each shares with the one most like it.
+    """
+    cached = [each.cached_tokens for each in programs if each.cached_tokens]
+    openings = sorted(each.opening for each in programs if each.opening)
+    if len(cached) * 2 > len(programs):
+        shared, source = round(statistics.median(cached)), "by the cache of its server"
+    elif len(openings) > 1:
+        next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
+        most = map(max, [0, *next_to], [*next_to, 0])
+        shared = num_tokens(statistics.median(most))
+        source = "by the log's texts; tools and system prompts are not always in it"
+    else:
+        return 0, (
+            "what first prompts have in common (system prompt, tools) is not in the "
+            "log and counts as nothing: in favour of ttlcache"
+        )
+    return shared, f"all first prompts begin with the same {shared:,} tokens, {source}"
+
+
+def _alike(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def save_trace(programs: Iterable[RecordedProgram], folder: Path) -> Path:
@@ -128,7 +172,11 @@ def _notes(reading: Reading) -> Iterable[str]:
         yield f"tokens of {uncounted} of {len(turns)} turns: characters / 4"
     unknown = sum(turn.tool_s is None for turn in gaps)
     if unknown:
-        yield f"tool times of {unknown} of {len(gaps)} gaps: a default for each class"
+        typical_s = statistics.median(_default_s(t) for t in gaps if t.tool_s is None)
+        yield (
+            f"tool times of {unknown} of {len(gaps)} gaps: a default for each class, "
+            f"{typical_s:.3g} s in the median"
+        )
     guessed = sum("tool_s" in turn.estimated for turn in gaps)
     if guessed:
         yield f"tool times of {guessed} of {len(gaps)} gaps: less 20 ms a token decoded"

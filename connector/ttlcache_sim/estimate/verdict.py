@@ -78,19 +78,38 @@ def _outcome(runs: Sequence[dict[str, Any]]) -> Outcome:
     )
 
 
-def verdict(loads: Sequence[Load], sessions: Sessions) -> list[str]:
-    """From which load it pays, and when it does not: a sentence each."""
+def verdict(
+    loads: Sequence[Load], sessions: Sessions, limits: Sequence[float]
+) -> list[str]:
+    """From which load it pays, and when it does not: a sentence each.
+
+    limits: programs a second that vLLM alone and ttlcache complete at most. Beyond that
+        the queue grows for as long as the load lasts: no percentage says what it saves.
+    """
     paying = [load for load in loads if load.pays]
     if not paying:
         return [f"It pays at none of these loads: {_why_not(loads[-1], sessions)}."]
     first = min(paying, key=lambda load: load.rate)
-    saved = 1.0 - first.ratio.ratio
-    told = f"It pays from {first.rate:.3g} programs/s on: {saved:.0%} less time a job."
+    told = f"It pays from {first.rate:.3g} programs/s on: {_gain(first, limits)}."
     below = [load for load in loads if load.rate < first.rate]
     if not below:
         return [told, f"It does not help far below {first.rate:.3g} programs/s."]
     why = _why_not(below[-1], sessions)
     return [told, f"It does not help at {below[-1].rate:.3g} programs/s: {why}."]
+
+
+def _gain(load: Load, limits: Sequence[float]) -> str:
+    vllm, ours = limits
+    gain = f"{1.0 - load.ratio.ratio:.0%} less time a job"
+    if load.rate > vllm:
+        gain = f"vLLM alone does not keep up, it completes {vllm:.3g}/s"
+        gain += (
+            f", ttlcache {ours:.3g}/s" if load.rate <= ours else ", nor does ttlcache"
+        )
+    before_s, after_s = load.without.p95_ttft_s, load.with_ttlcache.p95_ttft_s
+    if after_s > (1.0 + _WORTH) * before_s:
+        gain += f"; but p95 TTFT is {after_s:.3g} s for {before_s:.3g} s"
+    return gain
 
 
 def _why_not(load: Load, sessions: Sessions) -> str:

@@ -3,7 +3,8 @@
 A program's context only grows, and all its private tokens are one number of its
 own, so equal contexts have equal tokens and different ones differ. The hash of a
 block is then a function of (program, index) and needs no token: prefix caching sees
-what it would see with SHA-256 over real tokens, at a hundredth of the time.
+what it would see with SHA-256 over real tokens, at a hundredth of the time. What all
+programs begin with, as a system prompt, is nobody's: token 0.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class RequestFactory:
         tell_last: bool = True,
         tell_gap: bool = False,
         repeat_output: bool = True,
+        shared_tokens: int = 0,
         priority: Callable[[Agent], int] | None = None,
     ) -> None:
         """
@@ -96,6 +98,7 @@ class RequestFactory:
             tell_last: the client says which turn is the last one.
             repeat_output: a prompt holds what the model put out before; else another
                 text of that length, as where reasoning is dropped, or a log replayed.
+            shared_tokens: at the head of first prompts, the same in all of them.
             tell_gap: it also says how long the coming gap will be (oracle only).
             priority: vLLM's request priority, smaller first (oracle only).
         """
@@ -104,6 +107,7 @@ class RequestFactory:
         self._tell_last = tell_last
         self._tell_gap = tell_gap
         self._repeat_output = repeat_output
+        self._shared_blocks = shared_tokens // block_tokens
 
     def build(self, agent: Agent, arrival_s: float) -> Request:
         """The request, its `arrival_time` in virtual seconds."""
@@ -119,9 +123,11 @@ class RequestFactory:
             temperature=0,
             extra_args={"kv_transfer_params": {"ttlcache": self._hints(agent)}},
         )
+        shared_tokens = self._shared_blocks_of(agent) * self._block_tokens
+        own_tokens = agent.prompt_tokens - shared_tokens
         return Request(
             request_id=f"{agent.program_id}/{agent.turn}",
-            prompt_token_ids=[agent.token] * agent.prompt_tokens,
+            prompt_token_ids=[0] * shared_tokens + [agent.token] * own_tokens,
             sampling_params=params,
             pooling_params=None,
             arrival_time=arrival_s,
@@ -140,12 +146,20 @@ class RequestFactory:
             hints["tool_eta_s"] = agent.current.gap_s
         return hints
 
+    def _shared_blocks_of(self, agent: Agent) -> int:
+        first_tokens = agent.program.turns[0].new_prompt_tokens
+        return min(self._shared_blocks, first_tokens // self._block_tokens)
+
     def _new_hashes(self, agent: Agent, request: Request) -> list[BlockHash]:
         start = len(request.block_hashes)
         stop = request.num_tokens // self._block_tokens
+        shared = self._shared_blocks_of(agent)
         for index in range(len(agent.hashes), stop):
-            text = 0 if self._repeat_output else agent.turn << _INDEX_BITS
-            block_hash = agent.token.to_bytes(OWNER_BYTES, "big")
+            is_shared = index < shared
+            is_same = self._repeat_output or is_shared
+            text = 0 if is_same else agent.turn << _INDEX_BITS
+            owner = 0 if is_shared else agent.token
+            block_hash = owner.to_bytes(OWNER_BYTES, "big")
             block_hash += (text + index).to_bytes(_INDEX_BYTES, "big")
             agent.hashes.append(BlockHash(block_hash))
         return agent.hashes[start:stop]

@@ -59,13 +59,19 @@ class RecordedTurn(BaseModel):
 
 
 class RecordedProgram(BaseModel):
-    """An agent's whole job. arrival_s: when its first request was sent."""
+    """An agent's whole job. arrival_s: when its first request was sent.
+
+    opening: how the first prompt begins, "" where a log has no texts. cached_tokens: of
+        the first prompt, what the server's cache had; None where the log does not say.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     program_id: str = Field(min_length=1)
     turns: list[RecordedTurn] = Field(min_length=1)
     arrival_s: Seconds = None
+    opening: str = Field(default="", exclude=True, repr=False)
+    cached_tokens: Tokens | None = Field(default=None, exclude=True)
 
 
 def _to_seconds(value: Any) -> float:

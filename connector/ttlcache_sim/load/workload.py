@@ -46,6 +46,7 @@ class WorkloadSpec:
     half: "", or "odd" / "even" lines of the trace file (the first line is odd).
     max_context: programs are cut before the turn that would exceed it.
     warm_up, drain: of the programs, so many first and last ones are not counted.
+    shared_tokens: at the head of first prompts, the same in all of them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class WorkloadSpec:
     max_context: int = 131_072
     warm_up: int = 0
     drain: int = 0
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from ttlcache_sim.load.traces import (
 CHARS_PER_TOKEN = 4
 #: Of an answer that is not in the log: the mean of our workloads.
 _OUTPUT_TOKENS = 250
+#: Of a first prompt, so much is compared with others.
+OPENING_CHARS = 400_000
 #: A prompt below this share of the context before it is a new program: compacted.
 _COMPACTED = 0.5
 #: Values beside the text.
@@ -51,6 +53,7 @@ class Call:
     tools: called in its output: empty for none, None where the log does not say.
     tool_s: how long they took, where the log itself says so.
     is_counted: the tokens are counts, not characters / `CHARS_PER_TOKEN`.
+    opening, cached_tokens: as in `RecordedProgram`, of a first call.
     """
 
     prompt_tokens: int
@@ -60,6 +63,8 @@ class Call:
     tools: Sequence[GapKey] | None = None
     tool_s: float | None = None
     is_counted: bool = True
+    opening: str = ""
+    cached_tokens: int | None = None
 
 
 def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProgram]:
@@ -69,18 +74,24 @@ def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProg
     dropped, has one new token.
     """
     parts: list[list[RecordedTurn]] = []
+    first: list[Call] = []
     context = 0
     for index, call in enumerate(calls):
         if not parts or call.prompt_tokens < _COMPACTED * context:
             parts.append([])
+            first.append(call)
             context = 0
         following = calls[index + 1] if index + 1 < len(calls) else None
         turn = _turn(call, max(1, call.prompt_tokens - context), following)
         parts[-1].append(turn)
         context += turn.new_prompt_tokens + turn.output_tokens
-    for number, turns in enumerate(parts, start=1):
-        name = program_id if number == 1 else f"{program_id}#{number}"
-        yield RecordedProgram(program_id=name, turns=turns)
+    for number, (turns, call) in enumerate(zip(parts, first, strict=True), start=1):
+        yield RecordedProgram(
+            program_id=program_id if number == 1 else f"{program_id}#{number}",
+            turns=turns,
+            opening=call.opening,
+            cached_tokens=call.cached_tokens,
+        )
 
 
 def _turn(call: Call, new_tokens: int, following: Call | None) -> RecordedTurn:
@@ -126,16 +137,22 @@ def _tool_names(tools: Sequence[GapKey] | None) -> tuple[str | None, str | None]
     return ("bash", key.executable) if key.executable else (key.tool, None)
 
 
-def num_chars(value: Any) -> int:
-    """Characters of all text in a JSON value that a model reads or writes."""
+def texts_in(value: Any) -> Iterator[str]:
+    """All text in a JSON value that a model reads or writes."""
     if isinstance(value, str):
-        return len(value)
+        yield value
     if isinstance(value, Mapping):
         value = [item for key, item in value.items() if key not in _NO_TEXT]
-    return sum(map(num_chars, value)) if isinstance(value, list) else 0
+    if isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
 
 
-def num_tokens(chars: int) -> int:
+def num_chars(value: Any) -> int:
+    return sum(map(len, texts_in(value)))
+
+
+def num_tokens(chars: float) -> int:
     """Of so many characters, about."""
     return round(chars / CHARS_PER_TOKEN)
 
@@ -160,6 +177,14 @@ class Usage(BaseModel):
     #: Anthropic's input tokens are those that no cache had.
     cache_read_input_tokens: Tokens | None = None
     cache_creation_input_tokens: Tokens | None = None
+    #: As Codex writes it.
+    cached_input_tokens: Tokens | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, what the server's cache had."""
+        read = self.cache_read_input_tokens
+        return self.cached_input_tokens if read is None else read
 
     @property
     def whole_prompt(self) -> int:
@@ -179,12 +204,16 @@ class Transcript:
 
     calls: list[Call] = field(default_factory=list)
     _chars: int = 0
+    _opening: str = ""
     _asked_s: float | None = None
     _name: str = ""
 
     def add_input(self, *texts: Any, at_s: float | None = None) -> None:
         """What the next prompt has more; at_s: when it was there."""
-        self._chars += num_chars(list(texts))
+        found = "".join(texts_in(list(texts)))
+        if not self.calls:
+            self._opening = (self._opening + found)[:OPENING_CHARS]
+        self._chars += len(found)
         self._asked_s = at_s
 
     def add_answer(
@@ -210,6 +239,8 @@ class Transcript:
             tools,
             tool_s,
             usage.is_whole,
+            "" if self.calls else self._opening,
+            usage.cached_tokens,
         )
         if name and name == self._name:
             call = _joined(self.calls.pop(), call, usage)
@@ -229,6 +260,7 @@ def _joined(before: Call, more: Call, usage: Usage) -> Call:
         else before.prompt_tokens,
         output_tokens=output,
         start_s=before.start_s,
+        opening=before.opening,
         tools=[*(before.tools or ()), *(more.tools or ())],
         is_counted=before.is_counted or more.is_counted,
     )
@@ -262,6 +294,7 @@ class Request:
             self.end_s,
             self.tools,
             is_counted=usage.is_whole,
+            cached_tokens=usage.cached_tokens,
         )
 
 
@@ -290,6 +323,7 @@ def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedPr
             found.append(longest)
             own.append(longest)
         longest.prompt = request.prompt
-        longest.calls.append(request.call)
+        opening = "" if longest.calls else request.prompt[:OPENING_CHARS]
+        longest.calls.append(replace(request.call, opening=opening))
     for each in found:
         yield from programs_of(each.name, each.calls)
