@@ -160,6 +160,8 @@ def of_opening(text: str, cached: int | None = None) -> RecordedProgram:
 def test_what_first_prompts_share_is_learnt_from_texts_or_a_servers_cache() -> None:
     prompts = [f"{'s' * 400}{number}: {'x' * 99}" for number in range(5)]
     assert shared_head([of_opening(text) for text in prompts])[0] == 100
+    # Of prompts of 90 tokens: texts of 25, and 65 of what is not in the log.
+    assert shared_head([of_opening(c * 100) for c in "abc"])[0] == 65
     assert shared_head([of_opening(prompts[0], n) for n in (0, 70, 80, 90)])[0] == 80
     tokens, told = shared_head([of_opening("")] * 3)
     assert tokens == 0

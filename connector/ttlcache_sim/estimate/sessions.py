@@ -100,24 +100,34 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
 def shared_head(programs: Sequence[RecordedProgram]) -> tuple[int, str]:
     """Tokens with which the first prompts begin alike, and how that is known.
 
-    The median of what the log says that a server's cache had of them; else that of
-    the characters which each shares with the one most like it.
+    The median of what the log says that a server's cache had of them. Else the larger
+    one of two: the characters that each shares with the one most like it, and the least
+    that a counted prompt has beyond its text in the log: system prompt and tools.
     """
     cached = [each.cached_tokens for each in programs if each.cached_tokens]
-    openings = sorted(each.opening for each in programs if each.opening)
+    texts = [each for each in programs if each.opening]
     if len(cached) * 2 > len(programs):
-        shared, source = round(statistics.median(cached)), "by the cache of its server"
-    elif len(openings) > 1:
+        shared, source = round(statistics.median(cached)), "as their server's cache had"
+    elif len(texts) > 1:
+        openings = sorted(each.opening for each in texts)
         next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
         most = map(max, [0, *next_to], [*next_to, 0])
-        shared = num_tokens(statistics.median(most))
-        source = "by the log's texts; tools and system prompts are not always in it"
+        shared = max(num_tokens(statistics.median(most)), min(map(_unlogged, texts)))
+        source = "by their texts and what these lack"
     else:
         return 0, (
             "what first prompts have in common (system prompt, tools) is not in the "
             "log and counts as nothing: in favour of ttlcache"
         )
     return shared, f"all first prompts begin with the same {shared:,} tokens, {source}"
+
+
+def _unlogged(program: RecordedProgram) -> int:
+    """Tokens of the first prompt that its text in the log does not have."""
+    first = program.turns[0]
+    if "tokens" in first.estimated:
+        return 0
+    return max(0, first.new_prompt_tokens - num_tokens(len(program.opening)))
 
 
 def _alike(one: str, other: str) -> int:

@@ -94,11 +94,14 @@ class Strides:
         """What the last call did; call before its finished turns are handled.
 
         Pins that gave way for a request that was refused nevertheless may be enough
-        together with others when it asks again.
+        together with others when it asks again. And a prompt's end teaches what its
+        lower tier had, on which the bound on waiting depends.
         """
         cached = output.scheduled_cached_reqs
+        tokens = output.total_num_scheduled_tokens
         self._asked = (
-            output.total_num_scheduled_tokens < steps * self._budget
+            tokens < steps * self._budget
+            and tokens == steps * len(output.num_scheduled_tokens)
             and not output.scheduled_new_reqs
             and not cached.resumed_req_ids
             and not output.preempted_req_ids

@@ -2,7 +2,7 @@
 
 vLLM looks the head of the queue up again at every step that has no room for it,
 thousands of blocks each time. The answer changes only when a block of that very
-program is cached or evicted, and here a hash tells its program. Results are
+program, or of all, is cached or evicted, and here a hash tells whose it is. Results are
 the same to the byte (`tests/bench/test_sim_engine.py` compares); cells take half the
 time. Scheduler overhead is measured elsewhere, without this.
 """
@@ -17,6 +17,9 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
 from ttlcache_sim.load.agents import OWNER_BYTES
+
+#: The owner of what all programs begin with.
+NOBODY = bytes(OWNER_BYTES)
 
 
 class _VersionedMap(BlockHashToBlockMap):
@@ -54,6 +57,7 @@ def remember_lookups(manager: KVCacheManager) -> None:
             request.num_tokens,
             bound,
             table.versions[owner],
+            table.versions[NOBODY],
         )
         known = remembered.get(owner)
         if known is None or known[0] != version:
