@@ -13,6 +13,7 @@ import pytest
 
 from tests.bench.samples import log_sample, record_job
 from ttlcache_sim.load.readers import read_paths, read_programs
+from ttlcache_sim.load.readers.base import Usage
 from ttlcache_sim.load.traces import RecordedProgram, TraceError
 from ttlcache_sim.load.workload import WorkloadSpec, build
 
@@ -165,6 +166,30 @@ def test_files_are_packed_or_not_and_found_in_folders(tmp_path: Path) -> None:
     # The last line may be half written, others may not.
     (tmp_path / "a.jsonl").write_text(text + '{"type": "us')
     assert len(read_paths([tmp_path / "a.jsonl"]).programs) == 1
+
+
+def test_a_broken_file_in_a_folder_is_left_out_and_said(tmp_path: Path) -> None:
+    (tmp_path / "a.traj").write_text(log_sample("swe-agent.json"))
+    (tmp_path / "b.jsonl").write_text('{"type": "user"}\n{"type": {"type"\n{}\n')
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
+    (tmp_path / "d.json").write_text("[" * 100_000)
+    found = read_paths([tmp_path])
+    assert len(found.programs) == 1
+    assert [Path(told.split(":")[0]).name for told in found.broken] == [
+        "b.jsonl",
+        "c.jsonl.gz",
+        "d.json",
+    ]
+    with pytest.raises(TraceError, match=r"b\.jsonl:2: not JSON"):
+        read_paths([tmp_path / "b.jsonl"])
+
+
+def test_what_a_cache_had_counts_once() -> None:
+    """Anthropic tells it beside the prompt's tokens, LiteLLM of them."""
+    cached = {"cache_read_input_tokens": 900, "cache_creation_input_tokens": 80}
+    for usage in ({"input_tokens": 20}, {"prompt_tokens": 1000}):
+        found = Usage.model_validate(usage | cached)
+        assert (found.whole_prompt, found.cached_tokens) == (1000, 900)
 
 
 def test_zstd_needs_its_library(tmp_path: Path) -> None:

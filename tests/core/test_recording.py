@@ -81,6 +81,18 @@ def test_programs_turns_and_pins_come_back(folder):
     assert recording.find("b").turns[0].pin.outcome == "victim"
 
 
+def test_a_new_job_under_the_id_of_an_ended_one_is_another(tmp_path):
+    engine = recording_engine(tmp_path)
+    for number in range(2):
+        context = [*range(100 * number, 100 * number + 17)]
+        engine.turn(f"a{number}", context, [90], program="a", is_last_step=True)
+        engine.step(seconds=90.0)
+    engine.controller.telemetry.close()
+    jobs = load(tmp_path).programs
+    assert [(log.program, len(log.turns)) for log in jobs] == [("a", 1), ("a", 1)]
+    assert max(log.jct_s for log in jobs) < 90.0
+
+
 def test_cost_is_what_was_held_and_what_was_lost(folder):
     one, two, three = verdicts(load(folder).find("a"))
     benefit = one.turn.decided.benefit_s

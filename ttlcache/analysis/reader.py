@@ -49,7 +49,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
-        self._programs: dict[tuple[str, str], ProgramLog] = {}
+        self._jobs: list[ProgramLog] = []
+        self._programs: dict[tuple[str, str], ProgramLog] = {}  # the last job of an id
         self._turns: dict[tuple[str, int], TurnLog] = {}
         self._run = ""
         self._offset_s = 0.0
@@ -92,15 +93,18 @@ class _Reader:
                 _change_pin(turn.pin, now_s, line)
 
     def result(self) -> Recording:
-        programs = [log for log in self._programs.values() if log.turns]
+        programs = [log for log in self._jobs if log.turns]
         programs.sort(key=lambda log: log.arrive_s)
         return Recording(programs, self.runs)
 
     def _program(self, line: Mapping[str, Any]) -> ProgramLog:
+        """The job of this id; of one that has ended a client may begin another."""
         key = (self._run, line["program"])
-        if key not in self._programs:
-            self._programs[key] = ProgramLog(line["program"], self._run)
-        return self._programs[key]
+        known = self._programs.get(key)
+        if known is None or (known.how and line["ev"] == "arrive"):
+            known = self._programs[key] = ProgramLog(line["program"], self._run)
+            self._jobs.append(known)
+        return known
 
     def _arrive(self, now_s: float, line: Mapping[str, Any]) -> None:
         turn = TurnLog(

@@ -160,7 +160,7 @@ class Recording:
         return {run for run, head in heads if head.get("policy") == "observe"}
 
     def find(self, program: str) -> ProgramLog | None:
-        """The program of that id; of several runs the last one's."""
+        """The program of that id; of several jobs the last one."""
         found = [log for log in self.programs if log.program == program]
         return found[-1] if found else None
 

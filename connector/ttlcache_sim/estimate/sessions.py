@@ -175,6 +175,9 @@ def _notes(reading: Reading) -> Iterable[str]:
         more = ", …" if len(reading.unknown) > _SHOWN_FILES else ""
         count = len(reading.unknown)
         yield f"{count} files in no known format are left out: {names}{more}"
+    if reading.broken:
+        count, why = len(reading.broken), reading.broken[0]
+        yield f"{count} files are left out, the first: {why}"
     turns = [turn for program in reading.programs for turn in program.turns]
     gaps = [turn for _, turn in _gaps(reading.programs)]
     uncounted = sum("tokens" in turn.estimated for turn in turns)

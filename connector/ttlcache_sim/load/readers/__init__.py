@@ -50,11 +50,15 @@ def _untracked(logs: list[list[Path]]) -> _Logs:
 
 @dataclass(slots=True)
 class Reading:
-    """What was read. formats: logs by format. unknown: files in no known format."""
+    """What was read. formats: logs by format. unknown: files in no known format.
+
+    broken: why other files of a folder are left out.
+    """
 
     programs: list[RecordedProgram] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
     unknown: list[Path] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
 
 def read_programs(path: Path) -> Iterator[RecordedProgram]:
@@ -80,22 +84,30 @@ def read_paths(
     """
     reading, ids = Reading(), Counter[str]()
     for files in track([files for path in paths for files in logs_in(path)]):
-        log = read_log(files)
-        reader = next((each for each in READERS if each.recognises(log)), None)
+        try:
+            log = read_log(files)
+            reader = next((each for each in READERS if each.recognises(log)), None)
+            programs = [] if reader is None else list(reader.read(log))
+        except TraceError as error:
+            if files[0] in paths:
+                raise
+            reading.broken.append(str(error))
+            continue
         if reader is None:
             if log.path in paths:
                 raise _unknown(log)
             reading.unknown.append(log.path)
             continue
         reading.formats[reader.name] += 1
-        for program in reader.read(log):
+        for program in programs:
             ids[program.program_id] += 1
             if (number := ids[program.program_id]) > 1:
                 name = f"{program.program_id} ({number})"
                 program = program.model_copy(update={"program_id": name})
             reading.programs.append(program)
     if not reading.programs:
-        raise TraceError(f"{', '.join(map(str, paths))}: no program in it")
+        none = f"{', '.join(map(str, paths))}: no program in it"
+        raise TraceError("; ".join([none, *reading.broken[:1]]))
     return reading
 
 

@@ -40,7 +40,6 @@ _NO_TEXT = frozenset(
         "tool_use_id",
     ]
 )
-_PROMPT_NAMES = AliasChoices("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = AliasChoices("completion_tokens", "output_tokens")
 
 
@@ -172,9 +171,11 @@ def tools_in(value: Any) -> list[GapKey]:
 class Usage(BaseModel):
     """Token counts of an answer, as OpenAI's and Anthropic's APIs name them."""
 
-    prompt_tokens: Tokens | None = Field(default=None, validation_alias=_PROMPT_NAMES)
+    prompt_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
     output_tokens: Tokens | None = Field(default=None, validation_alias=_OUTPUT_NAMES)
-    #: Anthropic's input tokens are those that no cache had.
+    #: Anthropic's input tokens are those that no cache had; LiteLLM has these beside
+    #: the whole prompt's.
     cache_read_input_tokens: Tokens | None = None
     cache_creation_input_tokens: Tokens | None = None
     #: As Codex writes it.
@@ -189,8 +190,10 @@ class Usage(BaseModel):
     @property
     def whole_prompt(self) -> int:
         """0 where it is not told."""
+        if self.prompt_tokens:
+            return self.prompt_tokens
         read, written = self.cache_read_input_tokens, self.cache_creation_input_tokens
-        return (self.prompt_tokens or 0) + (read or 0) + (written or 0)
+        return (self.input_tokens or 0) + (read or 0) + (written or 0)
 
     @property
     def is_whole(self) -> bool:

@@ -72,6 +72,8 @@ def _read(path: Path) -> Log:
         first = json.loads(numbered[0][1])
     except ValueError:
         return _document(path, text, lines)
+    except RecursionError:
+        raise TraceError(f"{path}: nested too deep") from None
     if isinstance(first, list) and len(numbered) == 1:
         return Log(path, _items(path, first))
     records = (_record(path, number, line, len(lines)) for number, line in numbered)
