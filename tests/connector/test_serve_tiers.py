@@ -142,6 +142,19 @@ def test_a_disk_in_use_is_said(serve_tiers, never_runs, monkeypatch, tmp_path):
     assert "no other process uses" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--disk-gb", "5"), "say where with --disk"),
+        (("--port", "7", "--cpu-gb", "1e6"), "GB available"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_line(serve_tiers, never_runs, words, told):
+    done = serve_tiers(*words)
+    assert done.exit_code == 1
+    assert told in done.output
+
+
 def test_memory_that_a_server_elsewhere_has_is_left_alone(
     serve_tiers, never_runs, monkeypatch
 ):
@@ -167,7 +180,7 @@ def test_the_disk_is_what_lmcache_builds(tmp_path):
     adapter = create_l2_adapter(config)
     try:
         assert isinstance(adapter, TTLL2Adapter)
-        assert adapter.get_usage().total_capacity_bytes == 2**29
+        assert adapter.get_usage().total_capacity_bytes == 500_000_000
         assert folder.stat().st_mode & 0o777 == 0o700
     finally:
         adapter.close()
@@ -240,7 +253,7 @@ def test_workers_share_lmcaches_memory_where_it_could_be_pinned(monkeypatch):
     pool = MPCacheServerContext._compute_shm_pool_info(storage)
     assert pool["shm_name"] == "lmcache_l1_pool_ttlcache_7"
     assert options.segment == Path("/dev/shm", pool["shm_name"])
-    assert pool["pool_size"] == 20 * 2**30
+    assert pool["pool_size"] == pytest.approx(20e9, rel=1e-5)
 
 
 @pytest.mark.parametrize(

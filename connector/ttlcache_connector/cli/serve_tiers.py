@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from ttlcache.cli.common import fail
@@ -32,8 +33,11 @@ def serve_tiers(
         Path | None, typer.Option(help="Folder of the disk tier; none by default.")
     ] = None,
     disk_gb: Annotated[
-        float, typer.Option(help="Size of the disk tier, in GB.", min=0.01)
-    ] = _DEFAULTS.disk_gb,
+        float | None,
+        typer.Option(
+            help=f"Size of the disk tier, in GB ({_DEFAULTS.disk_gb:g}).", min=0.01
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
     port: Annotated[int, typer.Option(help="Port for vLLM.")] = _DEFAULTS.port,
     http_host: Annotated[
@@ -78,7 +82,7 @@ def serve_tiers(
     options = TierOptions(
         cpu_gb=cpu_gb,
         disk=disk,
-        disk_gb=disk_gb,
+        disk_gb=disk_gb or _DEFAULTS.disk_gb,
         host=host,
         port=port,
         http_host=http_host,
@@ -87,11 +91,18 @@ def serve_tiers(
         retention=retention,
         extra=tuple(server_args or ()),
     )
+    if disk_gb is not None and disk is None:
+        fail("--disk-gb is the size of a disk tier: say where with --disk")
     typer.echo("Start vLLM with:\n")
     typer.echo(f"  vllm serve MODEL {options.vllm_flag()}\n")
     if print_only:
         typer.echo(shlex.join(options.command()))
         return
+    available_gb = psutil.virtual_memory().available / 1e9
+    if cpu_gb > available_gb:
+        fail(
+            f"--cpu-gb is {cpu_gb:g}, this machine has {available_gb:.3g} GB available"
+        )
     if _is_taken(options.host, options.port):
         # Before anything of the server that runs there is touched.
         fail(
@@ -137,7 +148,7 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 def _warn_of_little_room(options: TierOptions) -> None:
-    room_gb = shutil.disk_usage(options.segment.parent).free / 2**30
+    room_gb = shutil.disk_usage(options.segment.parent).free / 1e9
     if room_gb < options.cpu_gb:
         typer.echo(
             f"warning: {options.segment.parent} has {room_gb:.1f} GB free, less than "

@@ -28,7 +28,7 @@ def _reached_at(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """What the tiers are to hold, and where the server listens."""
+    """What the tiers are to hold (GB of 1e9 bytes), and where the server listens."""
 
     cpu_gb: float = 20.0
     disk: Path | None = None
@@ -64,7 +64,7 @@ class TierOptions:
             *("--host", self.host, "--port", str(self.port)),
             # Its metrics are here, too: `lmcache server` heeds no --prometheus-port.
             *("--http-host", self.http_host, "--http-port", str(self.http_port)),
-            *("--l1-size-gb", f"{self.cpu_gb:g}"),
+            *("--l1-size-gb", f"{self.cpu_gb * 1e9 / 2**30:.6g}"),  # GiB, that is
             *("--chunk-size", str(self.chunk_tokens)),
             *("--eviction-policy", "LRU"),
             # LMCache's default refuses workers that copy by themselves, and lets
@@ -121,7 +121,7 @@ class TierOptions:
             "class_name": "TTLL2Adapter",
             "adapter_params": {
                 "path": str(self.disk),
-                "disk_bytes": round(self.disk_gb * 2**30),
+                "disk_bytes": round(self.disk_gb * 1e9),
                 "disk_ttl_s": DISK_TTL_S,
                 "num_threads": DISK_THREADS,
             },
