@@ -66,7 +66,8 @@ class MemoryArbiter:
         No turn has started for as long as a turn takes: what runs are long answers,
         beside which the engine has time for more.
         """
-        return self.queue.started_s + self.queue.quantum.turn_s.value
+        turn_s = self.queue.quantum.turn_s
+        return self.queue.started_s + (turn_s.value if turn_s.count else math.inf)
 
     def on_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""
