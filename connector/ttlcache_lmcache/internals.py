@@ -71,15 +71,6 @@ def open_lookups(adapter: Any) -> Collection[str]:
     return lookups
 
 
-def unanswered_lookup(adapter: Any, request_id: str) -> tuple[list[int], str] | None:
-    """Tokens and salt of a lookup of which nobody knows what it found."""
-    is_open = request_id in adapter._pending_lookups
-    if not is_open or request_id in adapter._finished_lookup_results:
-        return None
-    tokens, salt, _ = adapter._lookup_params[request_id]
-    return tokens, salt
-
-
 def ask_anew(adapter: Any, request_id: str) -> None:
     """What a lookup waits for may never come: its server is asked once it is back."""
     adapter._unacked_lookups.pop(request_id, None)

@@ -32,7 +32,7 @@ from ttlcache_lmcache.config import L2_ADAPTER, DiskConfig, load
 from ttlcache_lmcache.store.store import FAULTS, DiskStore, StoreThreads
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
-#: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
+#: on it run out (--l1-read-ttl-seconds, --l1-write-ttl-seconds; 300 at least), and then
 #: it may be another context's.
 MAX_WAIT_S = 60.0
 

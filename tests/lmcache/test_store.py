@@ -171,6 +171,20 @@ def test_only_what_may_have_come_from_the_disk_is_verified(tmp_path, monkeypatch
     assert len(digested) == 2
 
 
+def test_a_file_of_which_a_part_is_cached_is_verified(tmp_path):
+    """`RWF_NOWAIT` alone may return pages that the disk has just delivered."""
+    data = memoryview(os.urandom(1 << 25))
+    path, into = tmp_path / "aa" / "x.kv", memoryview(bytearray(1 << 25))
+    path.parent.mkdir()
+    object_file.write(path, b"x", data)
+    with path.open("rb") as file:
+        assert object_file._read_cached(file.fileno(), into)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(file.fileno(), 1 << 24, 0)
+        assert not object_file._read_cached(file.fileno(), into)
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

@@ -67,7 +67,7 @@ class MemoryArbiter:
         beside which the engine has time for more.
         """
         turn_s = self.queue.quantum.turn_s
-        return self.queue.started_s + (turn_s.value if turn_s.count else math.inf)
+        return self.queue.started_s + turn_s.value if turn_s.count else math.inf
 
     def on_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""

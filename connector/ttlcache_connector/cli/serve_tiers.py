@@ -98,11 +98,6 @@ def serve_tiers(
     if print_only:
         typer.echo(shlex.join(options.command()))
         return
-    available_gb = psutil.virtual_memory().available / 1e9
-    if cpu_gb > available_gb:
-        fail(
-            f"--cpu-gb is {cpu_gb:g}, this machine has {available_gb:.3g} GB available"
-        )
     if _is_taken(options.host, options.port):
         # Before anything of the server that runs there is touched.
         fail(
@@ -115,11 +110,15 @@ def serve_tiers(
         if options.disk is not None:
             disk_index.lock_folder(options.disk).close()
     # Containers that share /dev/shm may each have the port.
+    place = options.segment.with_name(options.shm_name)
     with _fail_in_one_line("--port: "):
-        lock = disk_index.lock_folder(options.segment.with_name(options.shm_name))
+        lock = disk_index.lock_folder(place)
     options.segment.unlink(missing_ok=True)  # of a server that was killed
-    _warn_of_little_room(options)
-    raise typer.Exit(_run(options, lock.fileno()))
+    _check_room(options)
+    try:
+        raise typer.Exit(_run(options, lock.fileno()))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)  # another user may be next
 
 
 @contextlib.contextmanager
@@ -147,7 +146,11 @@ def _is_taken(host: str, port: int) -> bool:
     return False
 
 
-def _warn_of_little_room(options: TierOptions) -> None:
+def _check_room(options: TierOptions) -> None:
+    available_gb = psutil.virtual_memory().available / 1e9
+    if options.cpu_gb > available_gb:
+        sizes = f"{options.cpu_gb:g}, this machine has {available_gb:.3g} GB available"
+        fail(f"--cpu-gb is {sizes}")
     room_gb = shutil.disk_usage(options.segment.parent).free / 1e9
     if room_gb < options.cpu_gb:
         typer.echo(

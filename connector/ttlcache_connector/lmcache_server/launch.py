@@ -79,7 +79,7 @@ class TierOptions:
             *("--l2-prefetch-policy", "retain"),
             *("--l1-read-ttl-seconds", str(self.hold_reads_s)),
             # Of a store that was given up: until then a prefix ends at its chunks.
-            *("--l1-write-ttl-seconds", "120"),
+            *("--l1-write-ttl-seconds", "300"),
             *("--session-ttl-seconds", str(self.hold_reads_s)),
         ]
         if self.disk is not None:

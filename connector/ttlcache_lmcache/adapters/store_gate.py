@@ -114,6 +114,7 @@ class StoreGate:
             found = self._tier.more_room(keys, objects, not self._has_l2())
             self._delete(found)
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
+            self._give_back()
             self._on_error("admission", error)
             return False
         return bool(found)

@@ -17,6 +17,7 @@ and files 0600.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
 import os
@@ -43,6 +44,10 @@ _TAIL_BYTES = _FIELDS.size + _CHECK.size
 #: Keys are short; anything longer is none of ours.
 _MAX_KEY = 1 << 16
 _numbers = itertools.count()
+#: Since Linux 6.5: how many pages of a range of a file are in the page cache.
+_CACHESTAT = 451
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_libc = ctypes.CDLL(None)
 
 
 #: Inode, time of its last change, bytes: other ones, and the file was written to.
@@ -189,7 +194,14 @@ def read_into(
 
 
 def _read_cached(fd: int, buffer: memoryview) -> bool:
-    """False: not all of it is in the page cache, or there is no telling."""
+    """False: not all of it is in the page cache, or there is no telling.
+
+    `RWF_NOWAIT` alone waits for no page but may take one that is just being read.
+    """
+    bounds, found = (ctypes.c_uint64 * 2)(0, len(buffer)), (ctypes.c_uint64 * 5)()
+    failed = _libc.syscall(_CACHESTAT, fd, bounds, found, 0)
+    if failed or found[0] < -(-len(buffer) // _PAGE_BYTES):
+        return False
     try:
         return os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) == len(buffer)
     except OSError:

@@ -255,7 +255,7 @@ class DiskStore:
         path = self._index.path(entry)
         try:
             mark = object_file.read_into(path, entry.header, buffer, mark)
-            entry.mark = self._stamp(entry, path, mark)
+            mark = self._stamp(entry, path, mark)
         except (OSError, CorruptRecordError) as error:
             gone: list[Entry] = []
             self._on_fault(_fault_of(error), error, path)
@@ -265,21 +265,24 @@ class DiskStore:
             self._tell(gone)
             return False
         self.counts["disk_hits"] += 1
+        with self._lock:  # another reader may be bringing pages up
+            entry.mark = mark if entry.busy == 1 else None
         return True
 
     @staticmethod
-    def _stamp(entry: Entry, path: Path, mark: Mark) -> Mark:
+    def _stamp(entry: Entry, path: Path, mark: Mark) -> Mark | None:
         """A busy entry was used just now: its file's age survives a restart.
 
         Returns:
-            The file's mark now.
+            The file's mark now, if it has one.
         """
         if entry.used_s - entry.stamped_s < STAMP_S:
             return mark
         entry.stamped_s = entry.used_s
         with contextlib.suppress(OSError):
             os.utime(path)
-        return object_file.mark_of(path)
+            return object_file.mark_of(path)
+        return None
 
     def _release(self, entry: Entry) -> bool:
         """A copy is over; whether the object is there."""

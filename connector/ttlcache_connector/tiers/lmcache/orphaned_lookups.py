@@ -71,14 +71,8 @@ class OrphanedLookups:
             self._end(request_id)
 
     def _clean_up_later(self, request_id: str) -> None:
-        if request_id in self._lookups:
-            return
-        # Its server did not answer in time: the request went on without.
-        unanswered = internals.unanswered_lookup(self._adapter, request_id)
-        if unanswered is None:
+        if request_id not in self._lookups:
             self._clean_up(request_id)
-        else:
-            self._lookups[request_id] = _Lookup(*unanswered)
 
     def _end_later(self, request_id: str) -> Any:
         lookup = self._lookups.get(request_id)
