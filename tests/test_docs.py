@@ -195,6 +195,8 @@ def test_the_map_is_what_the_script_draws():
 def test_the_configuration_page_is_generated():
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert table() in page, "run `ttlcache config --into docs/configuration.md`"
+    told = output_of(app, "config", "--into", str(ROOT / "README.md"), status=1)
+    assert "has no table" in told
 
 
 def test_the_policies_page_names_every_option_and_its_default():

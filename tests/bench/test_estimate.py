@@ -208,6 +208,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         (sample.replace('"source"', '"sauce"'), (), "steps.0.source: Field required"),
         (sample, ("--gpu", "abacus"), "gpu 'abacus': expected one of a100-80, "),
         (sample, ("--profile", "none.json"), "profile none.json: "),
+        (sample, ("--blocks", "1"), "0 tokens (the pool, or the model's longest"),
     ):
         if text is not None:
             (tmp_path / "logs").write_text(text)

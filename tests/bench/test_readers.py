@@ -173,12 +173,17 @@ def test_a_broken_file_in_a_folder_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"type": "user"}\n{"type": {"type"\n{}\n')
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     (tmp_path / "d.json").write_text("[" * 100_000)
+    (tmp_path / "e.json").write_text('{"type": "session_meta", "payload": {}}')
+    (tmp_path / "e.jsonl").write_text('{"type": "response_item"}')
+    (tmp_path / "schema.json").write_text('{"type": ["object"]}')
     found = read_paths([tmp_path])
     assert len(found.programs) == 1
+    assert [path.name for path in found.unknown] == ["schema.json"]
     assert [Path(told.split(":")[0]).name for told in found.broken] == [
         "b.jsonl",
         "c.jsonl.gz",
         "d.json",
+        "e.jsonl",
     ]
     with pytest.raises(TraceError, match=r"b\.jsonl:2: not JSON"):
         read_paths([tmp_path / "b.jsonl"])

@@ -142,7 +142,7 @@ def test_our_own_answer_is_read(answers):
     row |= {"pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
     engines = [{"programs": [row]}, {"gauges": {"x": 1}}]
     answers(json.dumps({"engines": engines}))
-    done = run("top", "--once", "--url", URL)
+    done = run("top", "--url", URL)  # no terminal: one look
     assert done.exit_code == 0, done.output
     found = findings("{}", URL)
     bad = [f.text for f in found if (f.what, f.state) == ("server", BAD)]

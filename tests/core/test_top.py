@@ -50,6 +50,7 @@ def test_it_looks_again_until_it_is_interrupted(monkeypatch):
         return httpx.Response(200, json=ENGINES, request=request)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # to rich, a terminal
     top("--interval", "0.1")
     assert len(asked) == 3
 

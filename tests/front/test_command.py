@@ -49,7 +49,8 @@ def test_idle_connections_stay_as_long_as_told(monkeypatch):
     """A load balancer that keeps them longer sends a turn into a closed one."""
     told: dict[str, Any] = {}
     monkeypatch.setattr("uvicorn.run", lambda _, **options: told.update(options))
-    output_of(app, "front", "--upstream", "http://x", "--keep-alive-s", "75")
+    words = ("front", "--upstream", "http://x", "--keep-alive-s", "75")
+    assert "http://127.0.0.1:8080 before http://x" in output_of(app, *words)
     assert told["timeout_keep_alive"] == 75
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ttlcache.cli.common import fail
 from ttlcache.config import TTLCacheConfig
 
 #: When somebody would want another value than the default.
@@ -37,8 +38,13 @@ def config(
     if into is None:
         typer.echo(table())
         return
-    page = into.read_text()
-    into.write_text(_TABLE.sub(lambda _: table() + "\n", page, count=1))
+    try:
+        page, count = _TABLE.subn(lambda _: table() + "\n", into.read_text(), count=1)
+        if not count:
+            fail(f"{into} has no table that begins with | key |")
+        into.write_text(page)
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{into}: {error}")
 
 
 def table() -> str:

@@ -22,7 +22,9 @@ def top(
         float, typer.Option("--interval", help="Seconds between looks.", min=0.1)
     ] = 1.0,
     rows: Annotated[int, typer.Option(help="Programs shown.", min=1)] = 25,
-    once: Annotated[bool, typer.Option("--once", help="Print and leave.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print and leave, as without a terminal.")
+    ] = False,
     api_key: ApiKey = None,
 ) -> None:
     """Programs, pins, TTL left, hit rate and pressure, live."""
@@ -34,7 +36,7 @@ def top(
         fail(f"{url}: {reason(error)}")
     with client as http:
         screen = _screen(_ask(http), rows)
-        if once:
+        if once or not console.is_terminal:
             console.print(screen)
             return
         ticks = threading.Event()

@@ -248,7 +248,9 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
         yield Finding(BAD, "server", f"{url}: {reason(error)}")
         return
     if "ttlcache_pool_blocks" not in metrics:
-        yield Finding(BAD, "server", f"{url} runs without TTLConnector")
+        is_vllm = "vllm:" in metrics
+        what = "runs without TTLConnector" if is_vllm else "is not vLLM's API server"
+        yield Finding(BAD, "server", f"{url} {what}")
         return
     caching = 'enable_prefix_caching="False"' not in metrics
     yield Finding(OK if caching else BAD, "server", f"{url}, prefix caching {caching}")

@@ -48,6 +48,7 @@ def front(
         app = Front(upstream, ranks)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
+    typer.echo(f"ttlcache front: http://{host}:{port} before {upstream}", err=True)
     # Nothing ends a stream but its upstream and its client; log lines a request
     # would be most of the proxy's work. `date` and `server` are the upstream's.
     uvicorn.run(

@@ -32,11 +32,13 @@ def estimate(
         int, typer.Option(help="KV pool in vLLM's blocks; 0: what the GPU has.", min=0)
     ] = _DEFAULTS.blocks,
     gpu_gb: Annotated[
-        float, typer.Option(help="GB of a GPU; 0: as it is sold.", min=0)
+        float, typer.Option(help="GB of a GPU; 0: as it is sold.", min=0, max=1e4)
     ] = _DEFAULTS.gpu_gb,
     rate: Annotated[
         float,
-        typer.Option(help="Programs a second; 0: shares of the capacity.", min=0),
+        typer.Option(
+            help="Programs a second; 0: shares of the capacity.", min=0, max=1e6
+        ),
     ] = _DEFAULTS.rate,
     programs: Annotated[
         int, typer.Option(help="Most programs of a run.", min=MIN_PROGRAMS)

@@ -109,7 +109,7 @@ class Plan:
 def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
     """
     Raises:
-        ValueError: an unknown name, or a model that the memory does not hold.
+        ValueError: an unknown name, or memory that holds no model or no session.
     """
     _check("model", options.model, MODELS)
     _check("gpu", options.gpu, _GPUS)
@@ -126,6 +126,11 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
     )
     if options.profile is not None:
         load_profile(options.profile)  # told before all else
+    if sessions.shortest_context_tokens > engine.max_context:
+        raise ValueError(
+            f"{engine.max_context:,} tokens (the pool, or the model's longest context) "
+            f"hold no session: the shortest has {sessions.shortest_context_tokens:,}"
+        )
     affordable = max(MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
     programs = min(options.programs, affordable)
     warm_up, drain = (math.ceil(share * programs) for share in (_WARM_UP, _DRAIN))

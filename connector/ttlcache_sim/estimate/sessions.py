@@ -53,10 +53,12 @@ class Sessions:
     @property
     def mean_context_tokens(self) -> float:
         """Of the final contexts."""
-        return statistics.fmean(
-            sum(turn.new_prompt_tokens + turn.output_tokens for turn in program.turns)
-            for program in self.programs
-        )
+        return statistics.fmean(map(_final_tokens, self.programs))
+
+    @property
+    def shortest_context_tokens(self) -> int:
+        """Of the final contexts."""
+        return min(map(_final_tokens, self.programs))
 
     @property
     def median_gap_s(self) -> float:
@@ -77,6 +79,10 @@ class Sessions:
                 prompts += context + turn.new_prompt_tokens
                 context += turn.new_prompt_tokens + turn.output_tokens
         return hit / prompts
+
+
+def _final_tokens(program: RecordedProgram) -> int:
+    return sum(turn.new_prompt_tokens + turn.output_tokens for turn in program.turns)
 
 
 def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:

@@ -85,9 +85,7 @@ def read_paths(
     reading, ids = Reading(), Counter[str]()
     for files in track([files for path in paths for files in logs_in(path)]):
         try:
-            log = read_log(files)
-            reader = next((each for each in READERS if each.recognises(log)), None)
-            programs = [] if reader is None else list(reader.read(log))
+            log, reader, programs = _read(files)
         except TraceError as error:
             if files[0] in paths:
                 raise
@@ -109,6 +107,18 @@ def read_paths(
         none = f"{', '.join(map(str, paths))}: no program in it"
         raise TraceError("; ".join([none, *reading.broken[:1]]))
     return reading
+
+
+def _read(files: list[Path]) -> tuple[Log, Reader | None, list[RecordedProgram]]:
+    log = read_log(files)
+    try:
+        reader = next((each for each in READERS if each.recognises(log)), None)
+        return log, reader, [] if reader is None else list(reader.read(log))
+    except TraceError:
+        raise
+    except Exception as error:  # any JSON may lie in a folder: {"type": ["object"]}
+        kind = type(error).__name__
+        raise TraceError(f"{log.path}: cannot be read: {kind}: {error}") from error
 
 
 def _unknown(log: Log) -> TraceError:

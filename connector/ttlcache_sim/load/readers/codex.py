@@ -36,8 +36,8 @@ class _Line(BaseModel):
 
 
 def _recognises(log: Log) -> bool:
-    kinds = {record.data.get("type") for record in log.records[:20]}
-    return not kinds.isdisjoint(("session_meta", "response_item"))
+    kinds = ("session_meta", "response_item")
+    return any(record.data.get("type") in kinds for record in log.records[:20])
 
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
