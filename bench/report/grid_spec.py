@@ -13,6 +13,9 @@ a second while `CROWDS` times the pool's final contexts are always there, warm-u
 drain cut off. A new program starts whenever one ends, so an order that prefers short
 ones completes no more of them than come. Measured once per workload and pool, cached
 like any run.
+
+First prompts begin with the same tokens, a system prompt and tools: as many as the
+shortest of them has, the most that a log without texts allows.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pathlib import Path
 from bench.command import CellRuns, one_of, option
 from bench.sim.rivals.arms import ARMS, Arm
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim.load.programs import Program
 from ttlcache_sim.load.workload import WorkloadSpec, build
 from ttlcache_sim.steps.models import MODELS
 
@@ -76,6 +80,7 @@ class GridOptions(CellRuns):
     programs: int = option(150, "Programs that are counted in a run.", min=2)
     seeds: int = option(4, f"Most seeds of an arm in a cell; {MIN_SEEDS} at least.")
     tell_last: bool = option(True, "Clients say which turn is their last one.")
+    shared_head: bool = option(True, "First prompts begin alike: system prompt, tools.")
     smoke: bool = option(False, "Ten minutes: two workloads, two loads, six arms.")
 
 
@@ -184,6 +189,8 @@ def _place(options: GridOptions, workload: str, pool: str) -> Place:
     spec = WorkloadSpec(
         name, programs, rate=1.0, seed=0, half=half, warm_up=warm_up, drain=drain
     )
+    if options.shared_head:
+        spec = replace(spec, shared_tokens=_shortest_first_prompt(spec))
     mean, longest = _final_contexts(spec)
     tokens = max(CONTEXTS[pool] * mean, 1.1 * longest)
     blocks = math.ceil(tokens / ENGINE.block_size) + 1
@@ -199,6 +206,14 @@ def _place(options: GridOptions, workload: str, pool: str) -> Place:
 
 def _final_contexts(spec: WorkloadSpec) -> tuple[float, int]:
     """Mean and longest final context in tokens; the rate does not matter."""
-    sample = replace(spec, seed=CAPACITY_SEED, programs=200)
-    sizes = [program.context_tokens for program in build(sample).programs]
+    sizes = [program.context_tokens for program in _sample(spec)]
     return statistics.fmean(sizes), max(sizes)
+
+
+def _shortest_first_prompt(spec: WorkloadSpec) -> int:
+    """The most that all first prompts can have in common, in tokens."""
+    return min(program.turns[0].new_prompt_tokens for program in _sample(spec))
+
+
+def _sample(spec: WorkloadSpec) -> tuple[Program, ...]:
+    return build(replace(spec, seed=CAPACITY_SEED, programs=200)).programs

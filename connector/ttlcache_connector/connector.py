@@ -137,6 +137,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        if self._bound.scheduling.holds_back(self, request, num_computed_tokens):
+            return None, False  # vLLM goes on with the next of the queue
         return self._bound.requests.match(request, num_computed_tokens)
 
     @_of_scheduler()
@@ -246,6 +248,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @_of_scheduler()
     def after_step(self, scheduler_output: SchedulerOutput) -> None:
         self._bound.steps.on_step_end(scheduler_output)
+
+    @_of_scheduler(plain=False)
+    def is_newcomer(self, request: Request) -> bool:
+        """Whether admission control may hold a waiting request back."""
+        return self._bound.scheduling.is_newcomer(request)
 
     @_of_scheduler(plain=False)
     def refresh_place(self, request: Request) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from sortedcontainers import SortedKeyList
@@ -16,6 +18,10 @@ class QueueCallbacks(Protocol):
 
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key; must stay the same until `ProgramQueue.rekey` is called."""
+        ...
+
+    def is_newcomer(self, request: Request) -> bool:
+        """Whether admission control may hold it back."""
         ...
 
     def refresh_place(self, request: Request) -> bool:
@@ -38,10 +44,21 @@ class _Entry:
     request: Request
     key: tuple[int, ...]
     queued_s: float
+    is_newcomer: bool
+
+
+class Held(Enum):
+    """Which requests do not come out for the rest of a step."""
+
+    NONE = auto()
+    NEWCOMERS = auto()
+    ALL = auto()
 
 
 class ProgramQueue(RequestQueue):
     """O(log n) per operation; never scanned by a scheduling step.
+
+    held: for the rest of the step; vLLM sees an empty queue where it is all of them.
 
     Requests come out by key. Places that went out of date are put right when they
     reach the head, each at most once per quantum of its context. One that has waited
@@ -52,8 +69,12 @@ class ProgramQueue(RequestQueue):
         self._callbacks = callbacks
         self._now_s = now_s
         self._entries: dict[str, _Entry] = {}
-        self._by_key: SortedKeyList[_Entry, tuple[int, ...]]
-        self._by_key = SortedKeyList(key=lambda e: e.key)
+        # By key; apart, those that admission control may hold back.
+        self._started: SortedKeyList[_Entry, tuple[int, ...]]
+        self._started = SortedKeyList(key=lambda e: e.key)
+        self._newcomers: SortedKeyList[_Entry, tuple[int, ...]]
+        self._newcomers = SortedKeyList(key=lambda e: e.key)
+        self.held = Held.NONE
         self._by_age: SortedKeyList[_Entry, float]
         self._by_age = SortedKeyList(key=lambda e: e.queued_s)
         # Skipped requests leave and return within a step: their age must last.
@@ -66,10 +87,12 @@ class ProgramQueue(RequestQueue):
         if request_id in self._entries:
             self._remove(request_id)
         queued_s = self._since.setdefault(request_id, self._now_s())
-        entry = _Entry(request, self._callbacks.priority(request), queued_s)
+        ask = self._callbacks
+        key, is_newcomer = ask.priority(request), ask.is_newcomer(request)
+        entry = _Entry(request, key, queued_s, is_newcomer)
         self._entries[request_id] = entry
-        self._by_key.add(entry)
         self._by_age.add(entry)
+        self._list_of(entry).add(entry)
 
     def peek_request(self) -> Request:
         if not self._entries:
@@ -110,9 +133,10 @@ class ProgramQueue(RequestQueue):
         entry = self._entries.get(request_id)
         if entry is None:
             return
-        self._by_key.remove(entry)
+        self._list_of(entry).remove(entry)
         entry.key = self._callbacks.priority(entry.request)
-        self._by_key.add(entry)
+        entry.is_newcomer = self._callbacks.is_newcomer(entry.request)
+        self._list_of(entry).add(entry)
 
     def forget(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
@@ -124,13 +148,16 @@ class ProgramQueue(RequestQueue):
         return request_id in self._aged
 
     def __bool__(self) -> bool:
-        return bool(self._entries)
+        if self.held is Held.NONE:
+            return bool(self._entries)
+        return self.held is Held.NEWCOMERS and bool(self._started)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([entry.request for entry in self._by_key])
+        entries = heapq.merge(self._started, self._newcomers, key=lambda e: e.key)
+        return iter([entry.request for entry in entries])
 
     def changes_s(self) -> Iterator[float]:
         """When time alone will change the order, for simulators."""
@@ -138,7 +165,7 @@ class ProgramQueue(RequestQueue):
             yield self._by_age[0].queued_s + self._callbacks.max_wait_s()
 
     def _head(self) -> _Entry:
-        first: _Entry = self._by_key[0]
+        first = self._first()
         if first.request.status is RequestStatus.PREEMPTED:
             return first  # its client has a part of the answer; vLLM does the same
         oldest: _Entry = self._by_age[0]
@@ -149,12 +176,24 @@ class ProgramQueue(RequestQueue):
             return oldest
         while self._callbacks.refresh_place(first.request):
             self.rekey(first.request.request_id)
-            first = self._by_key[0]
+            first = self._first()
         return first
+
+    def _first(self) -> _Entry:
+        newcomers: Sequence[_Entry] = self._newcomers
+        started: Sequence[_Entry] = self._started
+        if not newcomers or (started and self.held is Held.NEWCOMERS):
+            return started[0]
+        if started and started[0].key < newcomers[0].key:
+            return started[0]
+        return newcomers[0]
+
+    def _list_of(self, entry: _Entry) -> SortedKeyList[_Entry, tuple[int, ...]]:
+        return self._newcomers if entry.is_newcomer else self._started
 
     def _remove(self, request_id: str) -> None:
         entry = self._entries.pop(request_id)
-        self._by_key.remove(entry)
+        self._list_of(entry).remove(entry)
         self._by_age.remove(entry)
         if self._peeked is entry:
             self._peeked = None

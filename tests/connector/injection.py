@@ -25,6 +25,7 @@ _TURNS = ("on_arrival", "on_allocated", "on_finished", "before_step", "eviction"
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "on_arrival": _at(_CONTROLLER, "on_arrival", "on_arrival"),
     "priority": _at(_QUEUE, "priority", "priority"),
+    "is_newcomer": _at(_MEMORY, "is_newcomer", "is_newcomer"),
     "refresh_place": _at(_QUEUE, "refresh_place", "refresh_place"),
     "max_wait_s": _at(f"{_QUEUE}.wait_bound", "seconds", "max_wait_s"),
     "may_start": _at(_MEMORY, "may_start", "admission"),
@@ -50,7 +51,9 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         *("on_finished", "before_step", "admission", "eviction", "take_stats"),
     ),
     "rekey": _at("parts.engine._queue", "rekey", *_TURNS),
-    "is_aged": _at("parts.engine._queue", "is_aged", "urgency", "eviction"),
+    "is_aged": _at(
+        "parts.engine._queue", "is_aged", "urgency", "eviction", "holds_back"
+    ),
     "aged": _at(_METRICS, "count", "note_aged"),
 }
 

@@ -112,6 +112,44 @@ def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
     assert "F-1" in engine.finished
 
 
+def test_programs_that_have_started_pass_whom_only_growth_holds_back(
+    full_engine, clock
+):
+    # E's 4 blocks fit; those of a side request of A are not kept waiting behind it.
+    engine = full_engine()
+    assert started(engine, 1) == []
+    add(engine, "A", 20, turn=2, base=5)
+    assert started(engine, 1) == ["A-2"]
+    assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]
+    finish_all(engine, clock)
+    assert "E-1" in engine.finished
+
+
+def test_a_newcomer_is_passed_for_a_quantum(full_engine, clock):
+    engine = full_engine()
+    assert started(engine, 1) == []
+    queue = engine.controller.queue
+    queue.quantum.on_turn(1.0, is_first=False)
+    clock.advance(queue.quantum.seconds + 1.0)
+    queue.started_s = clock.now_s() + 1.0  # turns start all the time
+    add(engine, "A", 20, turn=2, base=5)
+    assert started(engine) == []
+    finish_all(engine, clock)
+    assert {"A-2", "E-1"} <= engine.finished.keys()
+
+
+def test_nothing_passes_a_newcomer_that_does_not_fit(full_engine, clock):
+    # It would be passed for as long as others come.
+    engine = full_engine()
+    engine.abort("E-1")
+    add(engine, "F", 320)
+    assert started(engine, 1) == []
+    add(engine, "A", 20, turn=2, base=5)
+    assert started(engine) == []
+    finish_all(engine, clock)
+    assert {"A-2", "F-1"} <= engine.finished.keys()
+
+
 def test_an_aborted_wait_is_over(full_engine, clock):
     engine = full_engine()
     engine.abort("E-1")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from ttlcache_connector.queue import ProgramQueue
+from ttlcache_connector.queue import Held, ProgramQueue
 
 
 def request(name: str) -> Request:
@@ -22,11 +22,15 @@ class Rig:
         self.now_s = 0.0
         self.aged = 0
         self.moved: dict[str, tuple[int, ...]] = {}
+        self.newcomers: set[str] = set()
         self._max_wait_s = max_wait_s
         self.queue = ProgramQueue(self, lambda: self.now_s)
 
     def priority(self, request: Request) -> tuple[int, ...]:
         return self.keys[request.request_id]
+
+    def is_newcomer(self, request: Request) -> bool:
+        return request.request_id in self.newcomers
 
     def refresh_place(self, request: Request) -> bool:
         key = self.moved.pop(request.request_id, None)
@@ -103,6 +107,30 @@ def test_places_out_of_date_are_put_right_at_the_head():
     assert rig.queue.peek_request().request_id == "c"
     assert rig.moved == {"d": (0,)}  # nobody else was looked at
     assert rig.pop_all() == ["c", "d", "b", "a"]
+
+
+def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
+    rig = Rig()
+    rig.newcomers = {"new", "newer"}
+    for key, name in enumerate(("new", "a", "newer", "b")):
+        rig.add(name, key)
+    assert [r.request_id for r in rig.queue] == ["new", "a", "newer", "b"]
+    skipped = rig.queue.pop_request()
+    rig.queue.held = Held.NEWCOMERS
+    for name in ("a", "b"):
+        assert rig.queue
+        assert rig.queue.peek_request().request_id == name
+        assert rig.queue.pop_request().request_id == name
+    assert not rig.queue
+    rig.queue.prepend_requests([skipped])
+    assert (bool(rig.queue), len(rig.queue)) == (False, 2)
+    rig.queue.held = Held.NONE
+    rig.newcomers.clear()
+    rig.queue.rekey("newer")  # its program has started
+    assert rig.pop_all() == ["new", "newer"]
+    rig.add("a", 0)
+    rig.queue.held = Held.ALL
+    assert not rig.queue
 
 
 @settings(max_examples=200)

@@ -51,6 +51,10 @@ class AdmissionControl:
     def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
         """A context took so many blocks of the pool."""
 
+    def is_newcomer(self, program: Program) -> bool:
+        """Whether requests of the program may be held back."""
+        return False
+
     def missing_blocks(
         self,
         program: Program,
@@ -143,7 +147,8 @@ class GrowthReserve(AdmissionControl):
         context_blocks: float,
         pressure: Pressure,
     ) -> float:
-        if not self._may_have_to_wait(program):
+        nothing_known = self._final_context_blocks.count < MIN_ENDED
+        if not self._shares or nothing_known or not self.is_newcomer(program):
             return 0.0
         growth = self._expected_growth_context_blocks(context_blocks)
         growth += self._growth_context_blocks
@@ -153,10 +158,7 @@ class GrowthReserve(AdmissionControl):
         )
         return needed_pool_blocks + reserved - pressure.free_blocks
 
-    def _may_have_to_wait(self, program: Program) -> bool:
-        """Whether the growth of others may keep a request of `program` waiting."""
-        if not self._shares or self._final_context_blocks.count < MIN_ENDED:
-            return False
+    def is_newcomer(self, program: Program) -> bool:
         if self._has_started(program):
             return False
         return program.parent is None or not self._has_started(program.parent)

@@ -41,6 +41,13 @@ class MemoryArbiter:
     reclaimer: Reclaimer
     tier: LowerTierStats
 
+    def is_newcomer(self, request_id: str) -> bool:
+        """Whether a waiting request may be held back for others' growth."""
+        record = self.requests.get(request_id)
+        if record is None or record.admitted_s is not None:
+            return False
+        return self.admission.is_newcomer(record.program)
+
     def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
         """Whether a waiting request may take memory now.
 
@@ -68,6 +75,22 @@ class MemoryArbiter:
         """
         turn_s = self.queue.quantum.turn_s
         return self.queue.started_s + turn_s.value if turn_s.count else math.inf
+
+    def may_be_passed(self, request_id: str) -> bool:
+        """Whether programs that have started may go before a newcomer held back.
+
+        For a quantum, and where no other tenant's would.
+        """
+        record = self.requests.get(request_id)
+        if (
+            record is None
+            or record.refused_s is None
+            or not self.is_newcomer(request_id)
+        ):
+            return False
+        if self.clock.now_s() - record.refused_s >= self.queue.quantum.seconds:
+            return False
+        return self.retention.num_tenants() <= 1
 
     def on_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""

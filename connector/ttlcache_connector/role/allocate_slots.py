@@ -1,5 +1,5 @@
-"""`KVCacheManager.allocate_slots`, wrapped: it holds newcomers back, and where it gives
-None the connector's `eviction` callback (`role.scheduling`) makes pins give way.
+"""`KVCacheManager.allocate_slots`, wrapped: where it gives None the connector's
+`eviction` callback (`role.scheduling`) makes pins give way.
 
 The bound KV cache manager's method is wrapped, not vLLM's class: it covers
 running and waiting requests, our scheduler and foreign ones.
@@ -89,13 +89,10 @@ class AllocationGuard:
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
-        urgency = self.urgency(request, kwargs)
-        if urgency is Urgency.WAITING and self._must_wait(request, kwargs):
-            return None
         blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
         if blocks is not None:
             return blocks
-        needed = 0
+        urgency, needed = self.urgency(request, kwargs), 0
         while True:
             missing = self.missing_blocks(request, num_new_tokens, kwargs)
             if self._is_refused(missing, urgency):
@@ -166,19 +163,6 @@ class AllocationGuard:
         if urgency in (Urgency.RUNNING, Urgency.STALLED):
             return False
         return missing <= -UNSEEN_BLOCKS * len(self._groups)
-
-    def _must_wait(self, request: Request, kwargs: dict[str, Any]) -> bool:
-        if not self._engine.by_program:
-            return False  # who is held back at the head would keep others waiting
-        tokens = request.num_tokens - kwargs.get("num_new_computed_tokens", 0)
-        sizes = [min(g.blocks(tokens), g.most_blocks) for g in self._groups]
-        ask, needed = self._callbacks, int(sum(sizes))
-        if ask.admission(request, needed) is Admission.ADMIT:
-            return False
-        # Pins that have no right to stay give way for it, too.
-        if not ask.eviction(needed, request, Urgency.HELD_BACK):
-            return True
-        return ask.admission(request, needed) is Admission.WAIT
 
     @guarded(fallback=1)
     def missing_blocks(

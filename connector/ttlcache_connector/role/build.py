@@ -90,7 +90,7 @@ class SchedulerRoleBuilder:
             parts,
             RequestEvents(parts, self._reader),
             StepEvents(parts, upkeep, status),
-            SchedulingCallbacks(parts, upkeep),
+            SchedulingCallbacks(parts, upkeep, groups_of(manager)),
             upkeep,
             status,
         )

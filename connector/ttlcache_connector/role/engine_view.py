@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    from ttlcache_connector.queue import ProgramQueue
+    from ttlcache_connector.queue import Held, ProgramQueue
 
 
 class EngineView:
@@ -61,6 +61,11 @@ class EngineView:
         """The priority of a waiting request changed."""
         if self._queue is not None:
             self._queue.rekey(request_id)
+
+    def hold_queue(self, held: Held) -> None:
+        """These requests do not start in this step."""
+        if self._queue is not None:
+            self._queue.held = held
 
     def forget(self, request_id: str) -> None:
         """The request waits no more."""

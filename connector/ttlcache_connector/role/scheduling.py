@@ -9,11 +9,13 @@ from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, ReleaseMode, Urgency
 from ttlcache_connector.faults import guarded
+from ttlcache_connector.queue import Held
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
+    from ttlcache_connector.role.allocate_slots import Group, MemoryCallbacks
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
-    def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
-        self._parts, self._upkeep = parts, upkeep
+    def __init__(self, parts: Parts, upkeep: Upkeep, groups: list[Group]) -> None:
+        self._parts, self._upkeep, self._groups = parts, upkeep, groups
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self.faults = parts.faults
@@ -72,6 +74,40 @@ class SchedulingCallbacks:
         if self._controller.memory.may_start(request.request_id, needed_blocks):
             return Admission.ADMIT
         return Admission.WAIT
+
+    @guarded(fallback=False)
+    def is_newcomer(self, request: Request) -> bool:
+        """See `TTLConnector.is_newcomer`."""
+        return self._controller.memory.is_newcomer(request.request_id)
+
+    @guarded(fallback=False)
+    def holds_back(
+        self, ask: MemoryCallbacks, request: Request, hit_tokens: int
+    ) -> bool:
+        """Whether admission control keeps the head of our queue out of this step.
+
+        All newcomers wait then. Others pass for a quantum if it is only the growth of
+        programs that lacks room; where the request itself does not fit, none may.
+        """
+        engine = self._engine
+        if not engine.by_program:
+            return False  # what is held back at the head would keep others waiting
+        if request.skip_reading_prefix_cache or engine.is_overdue(request):
+            return False  # vLLM takes no such answer for it; it has waited long enough
+        if not engine.num_running() and not self._parts.prefills.is_loading():
+            return False
+        tokens = request.num_tokens - hit_tokens
+        needed = int(sum(min(g.blocks(tokens), g.most_blocks) for g in self._groups))
+        if ask.admission(request, needed) is Admission.ADMIT:
+            return False
+        # Pins that have no right to stay give way for it, too.
+        freed = ask.eviction(needed, request, Urgency.HELD_BACK)
+        if freed and ask.admission(request, needed) is Admission.ADMIT:
+            return False
+        fits = needed <= self._holder.pool.get_num_free_blocks()
+        others_pass = fits and self._controller.memory.may_be_passed(request.request_id)
+        engine.hold_queue(Held.NEWCOMERS if others_pass else Held.ALL)
+        return True
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         """See `TTLConnector.eviction`."""
