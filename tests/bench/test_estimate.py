@@ -93,11 +93,23 @@ def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
 
 
 def test_long_programs_are_fewer(tmp_path: Path) -> None:
-    options = EstimateOptions((tmp_path,))
+    options = EstimateOptions((tmp_path,), blocks=2000)
     few = plan_of(options, sessions(tmp_path, *[{}] * 50), tmp_path).spec
     assert few.programs == plan.MAX_TURNS // 50
-    many = plan_of(options, sessions(tmp_path, {}, {}), tmp_path).spec
-    assert many.programs == options.programs
+    short = sessions(tmp_path, {}, {})
+    assert plan_of(replace(options, blocks=100), short, tmp_path).spec.programs == 120
+
+
+def test_the_pool_is_filled_or_nothing_is_estimated(tmp_path: Path) -> None:
+    options, short = EstimateOptions((), blocks=7_000), sessions(tmp_path, {}, {})
+    full = plan_of(options, short, save_trace(short.programs, tmp_path))
+    tokens = full.spec.programs * short.mean_context_tokens
+    assert tokens >= 3 * full.engine.pool_tokens
+    assert full.why_no_estimate(short) == ""
+    options, long = replace(options, blocks=40_000), sessions(tmp_path, *[{}] * 200)
+    none = plan_of(options, long, save_trace(long.programs, tmp_path))
+    told = none.why_no_estimate(long)
+    assert told.startswith("No estimate: 36 programs do not fill the pool. --programs ")
 
 
 def test_loads_are_shares_of_the_capacity_or_of_the_rate() -> None:
@@ -163,6 +175,9 @@ def test_what_first_prompts_share_is_learnt_from_texts_or_a_servers_cache() -> N
     # Of prompts of 90 tokens: texts of 25, and 65 of what is not in the log.
     assert shared_head([of_opening(c * 100) for c in "abc"])[0] == 65
     assert shared_head([of_opening(prompts[0], n) for n in (0, 70, 80, 90)])[0] == 80
+    # The larger one, where logs of two kinds are read together.
+    claude, chats = [of_opening("a", 80)] * 4, [of_opening(text) for text in "bcdef"]
+    assert shared_head([*claude, *chats])[0] == 90
     tokens, told = shared_head([of_opening("")] * 3)
     assert tokens == 0
     assert "in favour of ttlcache" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,11 +57,6 @@ def with_tool(name: str, seconds: tuple[float, float] = (4.0, 0.5)) -> list[Row]
             with_tool("str_replace_editor"),
         ),
         ("request log", log_sample("requests.jsonl"), COUNTED),
-        (
-            "request log",
-            log_sample("requests.jsonl").replace('"user": null', '"user": "s"'),
-            COUNTED,
-        ),
         ("request log", '{"input": ""}\n' + log_sample("requests.jsonl"), COUNTED),
     ],
 )
@@ -189,6 +185,43 @@ def test_a_broken_file_in_a_folder_is_left_out_and_said(tmp_path: Path) -> None:
         read_paths([tmp_path / "b.jsonl"])
 
 
+def _line(turn: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "x" * 400}] * (turn + 1)
+    counts = {"prompt_tokens": 1000.0 * (turn + 1), "completion_tokens": 50}
+    return {"messages": messages, "ts": 10.0 * turn, "usage": counts}
+
+
+def _as_text(turn: int) -> dict[str, Any]:
+    line = _line(turn)
+    answer = json.dumps({"usage": line.pop("usage")})
+    return line | {"messages": json.dumps(line["messages"]), "response": answer}
+
+
+def _chained(turn: int) -> dict[str, Any]:
+    before = f"r{turn - 1}" if turn else None
+    answer = {"id": f"r{turn}", "usage": _line(turn)["usage"]}
+    return {"input": "go on", "previous_response_id": before, "response": answer}
+
+
+@pytest.mark.parametrize(
+    ("line", "gap_s"),
+    [
+        (lambda turn: _line(turn) | {"latency_ms": 8000, "user": 7}, 2.0),
+        (lambda turn: _line(turn) | _line(turn)["usage"] | {"usage": None}, 9.0),
+        (lambda turn: _line(turn) | {"ts": f"{10.0 * turn}"}, 9.0),
+        (_as_text, 9.0),
+        (_chained, None),
+    ],
+)
+def test_requests_as_proxies_log_them(
+    tmp_path: Path, line: Callable[[int], dict[str, Any]], gap_s: float | None
+) -> None:
+    lines = [json.dumps(line(turn)) for turn in range(3)]
+    (found,) = programs(tmp_path, "log", "\n".join(lines))
+    assert [turn.new_prompt_tokens for turn in found.turns] == [1000, 950, 950]
+    assert found.turns[0].tool_s == gap_s
+
+
 def test_what_a_cache_had_counts_once() -> None:
     """Anthropic tells it beside the prompt's tokens, LiteLLM of them."""
     cached = {"cache_read_input_tokens": 900, "cache_creation_input_tokens": 80}
@@ -252,6 +285,7 @@ OTHER = '[{"role": "user", "content": "o'
             *("requests.jsonl", f'"messages": {OTHER}', f'"o": {OTHER}'),
             r"log:2: messages or input or prompt: expected",
         ),
+        ("requests.jsonl", "content", "redacted-by-litellm", "left the texts out"),
         ("vllm-without-prompts.log", "", "", r"log:2: prompt: not in the log"),
         ("claude-code.jsonl", "\n", "\n{\n", r"log:2: not JSON"),
     ],

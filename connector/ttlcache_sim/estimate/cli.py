@@ -41,7 +41,12 @@ def estimate(
         ),
     ] = _DEFAULTS.rate,
     programs: Annotated[
-        int, typer.Option(help="Most programs of a run.", min=MIN_PROGRAMS)
+        int,
+        typer.Option(
+            help=f"Programs of a run, {MIN_PROGRAMS} at least; 0: what two minutes "
+            "allow.",
+            min=0,
+        ),
     ] = _DEFAULTS.programs,
     out: Annotated[
         Path, typer.Option(help="Folder of the picture and the numbers.")

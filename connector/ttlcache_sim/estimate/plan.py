@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ttlcache_sim.arm import Arm
 from ttlcache_sim.estimate.sessions import Sessions
-from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.load.workload import WorkloadSpec, build
 from ttlcache_sim.settings import Cell, EngineSetting
 from ttlcache_sim.steps.models import BYTES_PER_NUMBER, MODELS
 from ttlcache_sim.steps.profile import load_profile
@@ -22,11 +22,14 @@ LOADS = (0.5, 0.8, 1.1)
 _RATE_LOADS = (0.5, 1.0, 1.5)
 #: Of the programs of a run, so many first and last ones are not counted.
 _WARM_UP, _DRAIN = 0.2, 0.14
-#: Turns of a run: what two cores simulate of all runs in two minutes.
-MAX_TURNS = 1500
-MIN_PROGRAMS = 12
+#: Turns of a run: what two cores simulate of all runs in so many minutes; where fewer
+#: programs do not fill the pool it may last so many times as long.
+MAX_TURNS, _MINUTES, _PATIENCE = 1500, 2, 3
+MIN_PROGRAMS, _MOST_PROGRAMS = 12, 120
 #: Programs that show the capacity, in final contexts of the pool.
 _CROWD = 4
+#: Such crowds in a run: one warms up, one is counted, one drains.
+_CROWDS = 3
 #: vLLM's block, in which `--blocks` counts, and a larger one, three times as cheap.
 VLLM_BLOCK_TOKENS, _BLOCK_TOKENS = 16, 64
 #: Of a GPU: GB, and vLLM's defaults for a step and for running requests.
@@ -51,7 +54,8 @@ class EstimateOptions:
     blocks: KV pool in vLLM's blocks; 0: what the GPU has.
     gpu_gb: memory of a GPU; 0: as it is sold.
     rate: programs a second; 0: shares of the capacity.
-    programs: most programs of a run. out: folder of the picture and the numbers.
+    programs: of a run; 0: what two minutes allow, or six.
+    out: folder of the picture and the numbers.
     """
 
     paths: tuple[Path, ...]
@@ -61,7 +65,7 @@ class EstimateOptions:
     blocks: int = 0
     gpu_gb: float = 0.0
     rate: float = 0.0
-    programs: int = 120
+    programs: int = 0
     out: Path = Path("out/estimate")
 
 
@@ -77,10 +81,28 @@ class Plan:
         """Programs of a run that are counted."""
         return self.spec.programs - self.spec.warm_up - self.spec.drain
 
+    def why_no_estimate(self, sessions: Sessions) -> str:
+        """Why the runs would say nothing of these programs; empty where they do."""
+        workload, mean_tokens = build(self.spec), sessions.mean_context_tokens
+        if 2 * workload.num_cut > len(workload.programs):
+            most = f"{self.spec.max_context:,} tokens, what model and pool hold"
+            return f"No estimate of these programs: most are cut to {most}."
+        if self._crowd(mean_tokens) * mean_tokens >= self.engine.pool_tokens:
+            return ""
+        needed = _to_fill(self.engine.pool_tokens, sessions)
+        minutes = _MINUTES * needed * sessions.mean_turns / MAX_TURNS
+        return (
+            f"No estimate: {self.spec.programs} programs do not fill the pool. "
+            f"--programs {needed} do, in about {minutes:.0f} minutes."
+        )
+
+    def _crowd(self, mean_context_tokens: float) -> int:
+        contexts = self.engine.pool_tokens / mean_context_tokens
+        return max(1, min(round(_CROWD * contexts), self.spec.programs // _CROWDS))
+
     def capacity_cells(self, mean_context_tokens: float) -> list[Cell]:
         """A new program whenever one ends: what each arm completes a second."""
-        contexts = self.engine.pool_tokens / mean_context_tokens
-        crowd = max(1, min(round(_CROWD * contexts), self.spec.programs // 3))
+        crowd = self._crowd(mean_context_tokens)
         spec = replace(
             self.spec,
             seed=_CAPACITY_SEED,
@@ -132,7 +154,9 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
             f"hold no session: the shortest has {sessions.shortest_context_tokens:,}"
         )
     affordable = max(MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
-    programs = min(options.programs, affordable)
+    needed = min(_to_fill(engine.pool_tokens, sessions), _PATIENCE * affordable)
+    by_default = max(needed, min(_MOST_PROGRAMS, affordable))
+    programs = max(options.programs or by_default, MIN_PROGRAMS)
     warm_up, drain = (math.ceil(share * programs) for share in (_WARM_UP, _DRAIN))
     spec = WorkloadSpec(
         f"trace:{trace}",
@@ -145,6 +169,11 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
         shared_tokens=sessions.shared_tokens,
     )
     return Plan(engine, spec)
+
+
+def _to_fill(pool_tokens: int, sessions: Sessions) -> int:
+    """Programs of a run of which those at once fill the pool."""
+    return math.ceil(pool_tokens / sessions.mean_context_tokens) * _CROWDS
 
 
 def rates_of(options: EstimateOptions, capacity: float) -> list[float]:

@@ -20,6 +20,7 @@ from ttlcache_sim.estimate.plan import EstimateOptions, Plan, plan_of, rates_of
 from ttlcache_sim.estimate.sessions import Sessions, read_sessions, save_trace
 from ttlcache_sim.estimate.verdict import COLUMNS, Load, loads_of, rows, verdict
 from ttlcache_sim.load.workload import build
+from ttlcache_sim.steps.models import MODELS
 
 PROCESSES = 2
 
@@ -33,7 +34,8 @@ def report(options: EstimateOptions, console: Console) -> None:
     """
     sessions = read_sessions(options.paths, Console(stderr=True))
     if sessions.mean_turns == 1.0:
-        console.print("It will not help: every program of these logs has one turn.")
+        one_turn = "It will not help: every program of these logs has one turn."
+        _tell([one_turn, *sessions.notes], console)
         return
     with (
         TemporaryDirectory(prefix="ttlcache-estimate-") as folder,
@@ -41,6 +43,9 @@ def report(options: EstimateOptions, console: Console) -> None:
     ):
         trace = save_trace(sessions.programs, Path(folder))
         plan = plan_of(options, sessions, trace)
+        if why := plan.why_no_estimate(sessions):
+            _tell([why, *sessions.notes], console)
+            return
         options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         if find_spec("vllm") is None:
             raise RuntimeError("this command needs vLLM beside ttlcache")
@@ -54,15 +59,20 @@ def report(options: EstimateOptions, console: Console) -> None:
         caveats = _caveats(options, plan, sessions, limits)
     console.print(_table(_title(options, plan), loads))
     told = [*verdict(loads, sessions, limits), *caveats, _draw(options, loads)]
-    for line in told:
-        console.print(escape(line), highlight=False)
+    _tell(told, console)
     numbers = {"loads": [asdict(load) for load in loads], "told": told}
     (options.out / "estimate.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
+def _tell(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(escape(line), highlight=False)
+
+
 def _title(options: EstimateOptions, plan: Plan) -> str:
-    tokens = plan.engine.pool_tokens
-    return f"{options.model} on {options.gpu}, KV pool of {tokens:,} tokens"
+    tokens, gpus = plan.engine.pool_tokens, MODELS[options.model].tp
+    on = options.gpu if gpus == 1 else f"{gpus} {options.gpu}"
+    return f"{options.model} on {on}, KV pool of {tokens:,} tokens"
 
 
 def _table(title: str, loads: Sequence[Load]) -> Table:
@@ -80,9 +90,6 @@ def _caveats(
     options: EstimateOptions, plan: Plan, sessions: Sessions, limits: Sequence[float]
 ) -> Sequence[str]:
     workload, found = build(plan.spec), [*sessions.notes]
-    if 2 * workload.num_cut > len(workload.programs):
-        most = f"{plan.spec.max_context:,} tokens, what model and pool hold"
-        found.insert(0, f"no estimate of these programs: most are cut to {most}")
     if options.profile:
         found.append(f"step times: measured, {options.profile}")
     else:

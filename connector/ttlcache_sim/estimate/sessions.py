@@ -106,32 +106,39 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
 def shared_head(programs: Sequence[RecordedProgram]) -> tuple[int, str]:
     """Tokens with which the first prompts begin alike, and how that is known.
 
-    The median of what the log says that a server's cache had of them. Else the larger
-    one of two: the characters that each shares with the one most like it, and the least
-    that a counted prompt has beyond its text in the log: system prompt and tools.
+    The largest of three medians, as logs of several kinds may be read together: what
+    the log says that a server's cache had of them; of others the characters that each
+    shares with the one most like it, and what a counted prompt has beyond its text in
+    the log: system prompt and tools.
     """
-    cached = [each.cached_tokens for each in programs if each.cached_tokens]
-    texts = [each for each in programs if each.opening]
-    if len(cached) * 2 > len(programs):
-        shared, source = round(statistics.median(cached)), "as their server's cache had"
-    elif len(texts) > 1:
-        openings = sorted(each.opening for each in texts)
-        next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
-        most = map(max, [0, *next_to], [*next_to, 0])
-        shared = max(num_tokens(statistics.median(most)), min(map(_unlogged, texts)))
-        source = "by their texts and what these lack"
-    else:
+    others = [each for each in programs if each.cached_tokens is None]
+    openings = sorted(each.opening for each in others if each.opening)
+    next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
+    alike = map(max, [0, *next_to], [*next_to, 0]) if next_to else []
+    found = {
+        "as their server's cache had": [
+            each.cached_tokens for each in programs if each.cached_tokens
+        ],
+        "by their texts": [*map(num_tokens, alike)],
+        "which their texts lack": [*filter(None, map(_unlogged, others))],
+    }
+    tokens, source = max((_median(each), name) for name, each in found.items())
+    if not tokens:
         return 0, (
             "what first prompts have in common (system prompt, tools) is not in the "
             "log and counts as nothing: in favour of ttlcache"
         )
-    return shared, f"all first prompts begin with the same {shared:,} tokens, {source}"
+    return tokens, f"all first prompts begin with the same {tokens:,} tokens, {source}"
+
+
+def _median(values: Sequence[int]) -> int:
+    return round(statistics.median(values or [0]))
 
 
 def _unlogged(program: RecordedProgram) -> int:
     """Tokens of the first prompt that its text in the log does not have."""
     first = program.turns[0]
-    if "tokens" in first.estimated:
+    if "tokens" in first.estimated or not program.opening:
         return 0
     return max(0, first.new_prompt_tokens - num_tokens(len(program.opening)))
 

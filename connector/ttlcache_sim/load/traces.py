@@ -17,9 +17,15 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    model_validator,
 )
 
-Tokens = Annotated[int, Field(ge=0, strict=True)]
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Tokens = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_whole)]
 #: None where it is not known.
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None
 
@@ -76,12 +82,26 @@ class RecordedProgram(BaseModel):
 
 def _to_seconds(value: Any) -> float:
     if isinstance(value, str):
-        return datetime.fromisoformat(value).timestamp()
+        try:
+            value = float(value)
+        except ValueError:
+            return datetime.fromisoformat(value.replace(" UTC", "+00:00")).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a time: ISO 8601, or seconds since 1970")
     while value > _MAX_S:
         value /= 1000
     return float(value)
+
+
+class LogPart(BaseModel):
+    """Fields of a log; null is what is not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: each for name, each in value.items() if each is not None}
 
 
 #: Seconds since 1970, from ISO 8601 or a number of seconds or of a smaller unit.

@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from ttlcache.toolcalls import key_for_tool
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Moment, Reader, RecordedProgram
+from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
-class _Tool(BaseModel):
+class _Tool(LogPart):
     function_name: str
     arguments: dict[str, Any] | str | None = None
 
 
-class _Step(BaseModel):
+class _Step(LogPart):
     source: str
     timestamp: Moment | None = None
     message: Any = None
@@ -31,7 +29,7 @@ class _Step(BaseModel):
     metrics: base.Usage | None = None
 
 
-class _Trajectory(BaseModel):
+class _Trajectory(LogPart):
     session_id: str | None = None
     steps: list[_Step]
 

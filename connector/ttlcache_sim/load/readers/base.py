@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, Field
 
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import USER_TOOL, GapKey
 from ttlcache_sim.load.traces import (
     DECODE_S_PER_TOKEN,
+    LogPart,
     RecordedProgram,
     RecordedTurn,
     Tokens,
@@ -23,8 +24,9 @@ CHARS_PER_TOKEN = 4
 _OUTPUT_TOKENS = 250
 #: Of a first prompt, so much is compared with others.
 OPENING_CHARS = 400_000
-#: A prompt below this share of the context before it is a new program: compacted.
-_COMPACTED = 0.5
+#: A prompt below this share of the one before it is a new program: compacted, or old
+#: tool results are left out.
+_COMPACTED = 0.9
 #: Values beside the text.
 _NO_TEXT = frozenset(
     [
@@ -74,15 +76,16 @@ def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProg
     """
     parts: list[list[RecordedTurn]] = []
     first: list[Call] = []
-    context = 0
+    context = prompt = 0
     for index, call in enumerate(calls):
-        if not parts or call.prompt_tokens < _COMPACTED * context:
+        if not parts or call.prompt_tokens < _COMPACTED * prompt:
             parts.append([])
             first.append(call)
             context = 0
         following = calls[index + 1] if index + 1 < len(calls) else None
         turn = _turn(call, max(1, call.prompt_tokens - context), following)
         parts[-1].append(turn)
+        prompt = call.prompt_tokens
         context += turn.new_prompt_tokens + turn.output_tokens
     for number, (turns, call) in enumerate(zip(parts, first, strict=True), start=1):
         yield RecordedProgram(
@@ -168,7 +171,7 @@ def tools_in(value: Any) -> list[GapKey]:
     return [key for item in value for key in tools_in(item)]
 
 
-class Usage(BaseModel):
+class Usage(LogPart):
     """Token counts of an answer, as OpenAI's and Anthropic's APIs name them."""
 
     prompt_tokens: Tokens | None = None
@@ -273,7 +276,9 @@ def _joined(before: Call, more: Call, usage: Usage) -> Call:
 class Request:
     """prompt: its text. answer: anything with its text, None where it is not logged.
 
-    session: an id that the client sent, "" for none. Others: as in `Call`.
+    session: an id that the client sent. own_id, follows: of its answer, and of the
+        answer that it continues (`previous_response_id`). "" for none.
+    Others: as in `Call`.
     """
 
     prompt: str
@@ -283,6 +288,8 @@ class Request:
     start_s: float | None = None
     end_s: float | None = None
     session: str = ""
+    own_id: str = ""
+    follows: str = ""
 
     @property
     def call(self) -> Call:
@@ -307,6 +314,10 @@ class _Conversation:
     prompt: str = ""
     calls: list[Call] = field(default_factory=list)
 
+    def is_continued_by(self, prompt: str) -> bool:
+        """The same prompt once more begins anew."""
+        return len(prompt) > len(self.prompt) and prompt.startswith(self.prompt)
+
 
 def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedProgram]:
     """Programs of requests, sorted by time where all have one.
@@ -317,15 +328,21 @@ def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedPr
         requests = sorted(requests, key=lambda request: request.start_s or 0.0)
     found: list[_Conversation] = []
     by_session: dict[str, list[_Conversation]] = {}
+    by_answer: dict[str, _Conversation] = {}
     for request in requests:
         own = by_session.setdefault(request.session, [])
-        known = [each for each in own if request.prompt.startswith(each.prompt)]
+        known = [each for each in own if each.is_continued_by(request.prompt)]
         longest = max(known, key=lambda each: len(each.prompt), default=None)
+        if request.follows in by_answer:  # its prompt is what comes in addition
+            longest = by_answer[request.follows]
+            request = replace(request, prompt=longest.prompt + request.prompt)
         if longest is None:
             longest = _Conversation(request.session or f"{name}-{len(found)}")
             found.append(longest)
             own.append(longest)
         longest.prompt = request.prompt
+        if request.own_id:
+            by_answer[request.own_id] = longest
         opening = "" if longest.calls else request.prompt[:OPENING_CHARS]
         longest.calls.append(replace(request.call, opening=opening))
     for each in found:

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Moment, Reader, RecordedProgram
+from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
-class _Message(BaseModel):
+class _Message(LogPart):
     id: str | None = None
     content: Any = None
     stop_reason: str | None = None
     usage: base.Usage | None = None
 
 
-class _Line(BaseModel):
+class _Line(LogPart):
     type: str
     timestamp: Moment
     message: _Message

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Moment, Reader, RecordedProgram
+from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 _ANSWERS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 _TEXT = ("content", "summary", "arguments", "input", "output", "action")
 
 
-class _Info(BaseModel):
+class _Info(LogPart):
     last_token_usage: base.Usage | None = None
     total_token_usage: Any = None
 
 
-class _Payload(BaseModel):
+class _Payload(LogPart):
     type: str | None = None
     role: str | None = None
     info: _Info | None = None
 
 
-class _Line(BaseModel):
+class _Line(LogPart):
     timestamp: Moment
     type: str
     payload: _Payload

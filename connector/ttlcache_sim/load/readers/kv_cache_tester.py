@@ -6,15 +6,16 @@ the latter. A sub-agent's requests are nested, and its times are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import base
 from ttlcache_sim.load.traces import (
     Log,
+    LogPart,
     Reader,
     Record,
     RecordedProgram,
@@ -26,16 +27,16 @@ from ttlcache_sim.load.traces import (
 _TOOL = GapKey("tool")
 
 
-class _Request(BaseModel):
+class _Request(LogPart):
     t: float
     prompt_tokens: Tokens = Field(validation_alias="in")
     output_tokens: Tokens = Field(validation_alias="out")
     stop: str = ""
-    input_types: list[str] = []
+    input_types: Sequence[str] = ()
     api_time: Seconds = None
 
 
-class _Trace(BaseModel):
+class _Trace(LogPart):
     id: str | None = None
     requests: list[dict[str, Any]]
 

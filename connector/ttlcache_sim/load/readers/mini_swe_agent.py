@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from ttlcache.toolcalls import detect, key_for_tool
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Moment, Reader, RecordedProgram
+from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
-class _Action(BaseModel):
+class _Action(LogPart):
     command: str = ""
 
 
-class _Response(BaseModel):
+class _Response(LogPart):
     usage: base.Usage | None = None
 
 
-class _Extra(BaseModel):
+class _Extra(LogPart):
     timestamp: Moment | None = None
-    actions: list[_Action] = []
+    actions: Sequence[_Action] = ()
     response: _Response | Any = None
 
 
-class _Message(BaseModel):
+class _Message(LogPart):
     role: str
     content: Any = None
     tool_calls: Any = None
@@ -44,7 +42,7 @@ class _Message(BaseModel):
         return keys or ([found] if found else [])
 
 
-class _Trajectory(BaseModel):
+class _Trajectory(LogPart):
     instance_id: str | None = None
     messages: list[_Message]
 

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import Field
 
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Moment, Reader, Record, RecordedProgram
+from ttlcache_sim.load.traces import (
+    Log,
+    LogPart,
+    Moment,
+    Reader,
+    Record,
+    RecordedProgram,
+)
 
 #: Actions that no model wrote.
 _OWN = ("system", "recall", "change_agent_state", "null")
@@ -24,7 +31,7 @@ _OWN = ("system", "recall", "change_agent_state", "null")
 _TEXT = ("args", "content", "thought", "tool_call", "tools", "system_prompt")
 
 
-class _Event(BaseModel):
+class _Event(LogPart):
     timestamp: Moment | None = None
     source: str | None = None
     kind: str | None = None
@@ -32,7 +39,7 @@ class _Event(BaseModel):
     args: Any = None
     tool_name: str | None = None
     llm_response_id: str | None = None
-    tool_call_metadata: dict[str, Any] = {}
+    tool_call_metadata: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def is_answer(self) -> bool:

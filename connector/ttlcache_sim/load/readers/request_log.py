@@ -1,7 +1,8 @@
 """Logs of requests in the form of OpenAI's or Anthropic's API, as proxies write them.
 
 JSON lines, each one request: its body in the line itself or under `request`, `body` or
-`kwargs`, the answer under `response` or `output`. `input` may be the prompt's text.
+`kwargs`, the answer under `response` or `output`. `input` may be the prompt's text, and
+all of them JSON as text.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from ttlcache.toolcalls import detect
 from ttlcache.types import GapKey
@@ -19,6 +20,7 @@ from ttlcache_sim.load.readers import base
 from ttlcache_sim.load.readers.base import Request, conversations
 from ttlcache_sim.load.traces import (
     Log,
+    LogPart,
     Moment,
     Reader,
     Record,
@@ -32,25 +34,55 @@ _HEAD = ("system", "instructions", "tools")
 _STARTS = ("start_time", "startTime", "timestamp", "time", "ts", "created_at")
 _ENDS = ("end_time", "endTime", "completed_at")
 _SESSIONS = ("session_id", "conversation_id", "user")
+_SECONDS = ("latency", "latency_s", "duration", "duration_s", "response_time")
+_MS = ("latency_ms", "duration_ms", "response_time_ms")
+#: What LiteLLM writes in place of texts.
+_REDACTED = "redacted-by-litellm"
 #: It moves from message to message, and no token comes of it.
 _CACHE_MARK = re.compile(r'"cache_control": (\{[^}]*\}|null)(, )?')
 
 
-class _Line(BaseModel):
+class _Line(LogPart):
     start_s: Moment | None = Field(
         default=None, validation_alias=AliasChoices(*_STARTS)
     )
     end_s: Moment | None = Field(default=None, validation_alias=AliasChoices(*_ENDS))
-    session: str | None = Field(default=None, validation_alias=AliasChoices(*_SESSIONS))
+    session: Annotated[str, BeforeValidator(str)] = Field(
+        default="", validation_alias=AliasChoices(*_SESSIONS)
+    )
+    answer_s: float | None = Field(
+        default=None, validation_alias=AliasChoices(*_SECONDS)
+    )
+    answer_ms: float | None = Field(default=None, validation_alias=AliasChoices(*_MS))
+
+    @property
+    def answered_s(self) -> float | None:
+        answer_s = self.answer_s
+        if answer_s is None and self.answer_ms is not None:
+            answer_s = self.answer_ms / 1000
+        if self.end_s is not None or self.start_s is None or answer_s is None:
+            return self.end_s
+        return self.start_s + answer_s
 
 
-class _Answer(BaseModel):
+class _Answer(LogPart):
+    id: str = ""
     usage: base.Usage = base.Usage()
 
 
 def _body(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = (data[name] for name in _BODIES if isinstance(data.get(name), dict))
-    return next(inner, data)
+    inner = (_unpacked(data.get(name)) for name in _BODIES)
+    return next((body for body in inner if isinstance(body, dict)), data)
+
+
+def _unpacked(value: Any) -> Any:
+    """JSON that is written as a text, as databases have it."""
+    if not isinstance(value, str) or not value.startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _recognises(log: Log) -> bool:
@@ -59,30 +91,36 @@ def _recognises(log: Log) -> bool:
 
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
-    requests = [_request(each) for each in log.records if not _is_empty(each)]
+    requests = [_request(each) for each in log.records if _is_chat(each)]
     yield from conversations(requests, log.path.stem)
 
 
-def _is_empty(record: Record) -> bool:
-    """Of a call that failed, proxies log a prompt without text."""
-    body = _body(record.data)
+def _is_chat(record: Record) -> bool:
+    """No embedding, nor a call that failed: proxies log it without text."""
+    body, answer = _body(record.data), _unpacked(record.data.get("response"))
     told = [body[name] for name in _PROMPTS if name in body]
-    return bool(told) and not any(told)
+    if isinstance(answer, dict) and answer.get("object") == "list":
+        return False
+    return not told or any(told)
 
 
 def _request(record: Record) -> Request:
     line, body = record.read(_Line), _body(record.data)
-    answer = record.data.get("response")
-    answer = answer if isinstance(answer, dict) else record.data
+    told = _unpacked(record.data.get("response"))
+    answer = told if isinstance(told, dict) else record.data
+    found = Record(record.where, answer).read(_Answer)
     text = answer.get("choices") or answer.get("output") or answer.get("content")
+    text = text or (told if isinstance(told, str) else None)
     return Request(
         _prompt(record, body),
-        Record(record.where, answer).read(_Answer).usage,
+        found.usage if found.usage.is_whole else record.read(base.Usage),
         text,
         _tools(text) if text else None,
         line.start_s,
-        line.end_s,
+        line.answered_s,
         line.session or str(body.get("user") or ""),
+        found.id,
+        str(body.get("previous_response_id") or ""),
     )
 
 
@@ -95,7 +133,9 @@ def _tools(text: Any) -> Sequence[GapKey]:
 
 def _prompt(record: Record, body: Mapping[str, Any]) -> str:
     """The prompt's text, what stays the same between turns first."""
-    told = next((body[name] for name in _PROMPTS if body.get(name)), None)
+    told = _unpacked(next((body[name] for name in _PROMPTS if body.get(name)), None))
+    if _REDACTED in str(told)[:200]:
+        raise TraceError(f"{record.where}: LiteLLM has left the texts out of its log")
     if not isinstance(told, list | str):
         fields = " or ".join(_PROMPTS)
         raise TraceError(f"{record.where}: {fields}: expected a text or messages")

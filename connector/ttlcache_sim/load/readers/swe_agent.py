@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from pydantic import BaseModel
 
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.toolcalls.shell import OTHER
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, Seconds
+from ttlcache_sim.load.traces import Log, LogPart, Reader, RecordedProgram, Seconds
 
 
-class _Step(BaseModel):
+class _Step(LogPart):
     action: str = ""
     observation: Any = None
     response: Any = None
     execution_time: Seconds = None
 
 
-class _Message(BaseModel):
+class _Message(LogPart):
     role: str
     content: Any = None
     is_demo: bool = False
 
 
-class _Trajectory(BaseModel):
+class _Trajectory(LogPart):
     trajectory: list[_Step]
-    history: list[_Message] = []
+    history: Sequence[_Message] = ()
 
 
 def _recognises(log: Log) -> bool:

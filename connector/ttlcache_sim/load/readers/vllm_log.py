@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from ttlcache.toolcalls import detect
+from ttlcache.toolcalls import detect, key_for_tool
 from ttlcache_sim.load.readers import base
 from ttlcache_sim.load.readers.base import Request, conversations
 from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, TraceError
@@ -20,9 +20,17 @@ from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, TraceError
 _QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _TIME = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 _RECEIVED = re.compile(r"Received request \S+?:")
-_PROMPT = re.compile(rf"(?:Received r|R)equest (\S+?)(?: details)?: prompt: {_QUOTED}")
+_PROMPT = re.compile(
+    rf"(?:Received r|R)equest (\S+?)(?: details)?: prompt: (?:None|{_QUOTED})"
+)
 _TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d, ]+)\]")
+#: In place of a text, as vLLM writes the first of an answer's calls.
+_TOOL_CALL = re.compile(r"\[tool_calls: (\w+)\((\{.*?\})\)(?:, |\])")
 _ANSWER = re.compile(rf"Generated response (\S+?)(?: \([\w ]+\))?: output: {_QUOTED}")
+
+
+#: A longer prompt of as many characters as tokens is cut.
+_CUT_TOKENS = 16
 
 
 def _recognises(log: Log) -> bool:
@@ -34,12 +42,18 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
     for line in log.lines:
         if found := _PROMPT.search(line):
             ids = _TOKEN_IDS.search(line, found.end())
-            usage = base.Usage(prompt_tokens=len(ids[1].split(",")) if ids else None)
-            prompt = str(ast.literal_eval(found[2]))
+            if not ids and not found[2]:
+                continue
+            tokens = len(ids[1].split(",")) if ids else None
+            prompt = ast.literal_eval(found[2]) if found[2] else f"{ids and ids[1]},"
+            if len(prompt) == tokens and tokens > _CUT_TOKENS:
+                raise TraceError(f"{log.path}: --max-log-len has cut its prompts")
+            usage = base.Usage(prompt_tokens=tokens)
             requests[found[1]] = Request(prompt, usage, start_s=_seconds(line))
         elif (found := _ANSWER.search(line)) and found[1] in requests:
             answer = str(ast.literal_eval(found[2]))
-            tool = detect(answer)
+            named = _TOOL_CALL.match(answer)
+            tool = key_for_tool(named[1], named[2]) if named else detect(answer)
             requests[found[1]] = replace(
                 requests[found[1]],
                 answer=answer,
