@@ -184,6 +184,7 @@ class Controller:
                 program, arrival, continuation, self.block_tokens
             )
         self.queue.on_arrival(record, continuation)
+        self.requests[record.request_id] = record
         program.live_requests += 1
         self._waiting[id(program)] += 1
         pin, record.reusable_tokens = self._turns.follow(
@@ -351,7 +352,7 @@ class Controller:
         hints = arrival.hints
         if hints.priority_class is not None:
             program.priority_class = hints.priority_class
-        record = RequestRecord(
+        return RequestRecord(
             arrival.request_id,
             program,
             hints,
@@ -362,8 +363,6 @@ class Controller:
             arrival.num_tokens,
             arrival.num_tokens,  # fresh_tokens
         )
-        self.requests[arrival.request_id] = record
-        return record
 
     def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
         """The request takes its pin over."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttlcache.analysis.recording import Recording, held_in_vain
+from ttlcache.analysis.recording import ProgramLog, Recording, held_in_vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Summary:
     """A recording in numbers; seconds and tokens.
 
     jct: job completion time of programs with a finished turn, last departure minus
-        first arrival. makespan_s: from the first arrival to the last departure.
+        first arrival. makespan_s: from a run's first arrival to its last departure.
     claims: of pins. claimed_tokens: served from them. saved_tokens, saved_s: of those,
         what plain vLLM's prefix cache would have evicted, and the prefill that this
         spared. savable_tokens, savable_s: the same under policy `observe`, where
@@ -78,15 +78,16 @@ def summarize(recording: Recording) -> Summary:
     ended = [pin for pin in pins if pin.end_s is not None]
     prompt = sum(turn.prompt_tokens for turn in turns if turn.wait_s is not None)
     cached = sum(turn.cached_tokens for turn in turns)
-    arrivals = [log.arrive_s for log in recording.programs]
-    departures = [e for log in recording.programs if (e := log.depart_s) is not None]
+    by_run: dict[str, list[ProgramLog]] = {}
+    for log in recording.programs:
+        by_run.setdefault(log.run, []).append(log)
     wasted_block_s, unclaimed_block_s = _unclaimed(recording)
     jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
     return Summary(
         programs=len(recording.programs),
         turns=len(turns),
         jct=Spread.of(jcts),
-        makespan_s=max(departures) - min(arrivals) if departures else 0.0,
+        makespan_s=sum(map(_makespan_s, by_run.values())),
         prompt_tokens=prompt,
         cached_tokens=cached,
         claims=sum(turn.claimed_pin is not None for turn in turns),
@@ -104,6 +105,12 @@ def summarize(recording: Recording) -> Summary:
         rules=dict(Counter(turn.rule for turn in turns if turn.rule)),
         gaps={tool: Spread.of(s) for tool, s in recording.gaps_by_tool().items()},
     )
+
+
+def _makespan_s(logs: Sequence[ProgramLog]) -> float:
+    """Of one run; 0 where no program of it has ended."""
+    departures = [end_s for log in logs if (end_s := log.depart_s) is not None]
+    return max(departures) - min(log.arrive_s for log in logs) if departures else 0.0
 
 
 def _unclaimed(recording: Recording) -> tuple[float, float]:

@@ -22,10 +22,10 @@ def explain(
 ) -> None:
     """Each turn of a program: tool, history, TTL and why, outcome, regret."""
     recording = read(place)
-    log = _find(recording, program)
+    console = Console()
+    log = _find(recording, program, console)
     max_ttl_s = recording.max_ttl_s(log)
     found = verdicts(log, max_ttl_s)
-    console = Console()
     if log.run in recording.observed_runs:
         console.print("policy observe: all pins and savings are would-be ones")
     for verdict in found:
@@ -36,9 +36,12 @@ def explain(
         console.print(_groups(groups))
 
 
-def _find(recording: Recording, program: str) -> ProgramLog:
+def _find(recording: Recording, program: str, console: Console) -> ProgramLog:
     log = recording.find(program)
     if log is not None:
+        jobs = sum(each.program == program for each in recording.programs)
+        if jobs > 1:
+            console.print(f"the last of {jobs} jobs of this name")
         return log
     near = [log for log in recording.programs if log.program.startswith(program)]
     if len({log.program for log in near}) == 1:

@@ -24,5 +24,8 @@ def plot(
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[plot]'")
     console = Console()
-    for path in timeline.draw_all(recording, out):
-        console.print(str(path), soft_wrap=True, highlight=False)
+    try:
+        for path in timeline.draw_all(recording, out):
+            console.print(str(path), soft_wrap=True, highlight=False)
+    except OSError as error:
+        fail(error)

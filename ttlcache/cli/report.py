@@ -64,7 +64,10 @@ def report(
         figures = [] if recording is None else _figures(recording)
         source = html.escape(printable(url or place))
         body = "\n".join([*map(_html_table, tables), *figures])
-        html_path.write_text(_PAGE.format(source=source, body=body), "utf-8")
+        try:
+            html_path.write_text(_PAGE.format(source=source, body=body), "utf-8")
+        except OSError as error:
+            fail(error)
         console.print(str(html_path), soft_wrap=True, highlight=False)
 
 

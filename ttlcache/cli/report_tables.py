@@ -50,13 +50,14 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
         (s.claimed_tokens, s.saved_tokens, s.savable_tokens),
         (s.saved_s, s.savable_s),
     )
+    runs = f", {len(recording.runs)} runs" if len(recording.runs) > 1 else ""
     if recording.observed_runs:
         note = "policy observe: pins below are would-be ones"
         savings = savings._replace(notes=(*savings.notes, note))
     return [
         savings,
         Table(
-            f"{s.programs:,} programs in {seconds(s.makespan_s)}",
+            f"{s.programs:,} programs in {seconds(s.makespan_s)}{runs}",
             _SPREAD,
             [_spread(name, spread) for name, spread in times.items()],
         ),

@@ -39,7 +39,9 @@ def serve_tiers(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
-    port: Annotated[int, typer.Option(help="Port for vLLM.")] = _DEFAULTS.port,
+    port: Annotated[
+        int, typer.Option(help="Port for vLLM.", max=65535)
+    ] = _DEFAULTS.port,
     http_host: Annotated[
         str,
         typer.Option(

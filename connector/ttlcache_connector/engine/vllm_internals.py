@@ -115,12 +115,12 @@ def put_back_failed_loads(scheduler: Scheduler) -> None:
         return
     from vllm.v1.request import RequestStatus
 
-    block_ids = scheduler.kv_cache_manager.get_block_ids
+    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
     lost = [
         request
         for request in under_way
         if request.status is not RequestStatus.RUNNING
-        and not any(block_ids(request.request_id))
+        and not any(group.req_to_blocks.get(request.request_id) for group in groups)
     ]
     # A set has no order of its own: the same history gives the same queue.
     for request in sorted(lost, key=lambda r: (r.arrival_time, r.request_id)):

@@ -15,7 +15,7 @@ def front(
         str, typer.Option(help="The router (or one vLLM), e.g. http://router:30000.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    port: Annotated[int, typer.Option(help="Port to listen on.", max=65535)] = 8080,
     ranks: Annotated[
         int,
         typer.Option(

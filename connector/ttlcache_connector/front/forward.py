@@ -204,6 +204,7 @@ def base_url(value: str) -> httpx.URL:
         (not url.host or "%" in url.host, "it names no host"),
         (url.port is not None and not 0 < url.port < 2**16, "no such port"),
         (bool(url.query or url.fragment), "it has a query"),
+        (url.path.endswith("/v1"), "clients' paths begin with /v1, it must not end so"),
     ):
         if wrong:
             raise ConfigError(f"{told}: {why}; expected {_EXPECTED}")

@@ -162,9 +162,7 @@ class RequestEvents:
         if completed and holder.states is not None:
             prefix = holder.states.cached_prefix(request)
             kept_ids = tuple([block.block_id for block in group] for group in prefix)
-        lower = self._lower
-        lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
-        candidate = holder.candidate(kept_ids)
+        lower, candidate = self._lower, holder.candidate(kept_ids)
         finished = controller.on_finished(
             Finish(
                 request_id=request.request_id,
@@ -188,6 +186,7 @@ class RequestEvents:
         if holder.states is not None:
             holder.states.release(request.request_id)
         holder.counterfactual_lru.on_request_end(block_ids)
+        lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))

@@ -110,15 +110,15 @@ def read_paths(
 
 
 def _read(files: list[Path]) -> tuple[Log, Reader | None, list[RecordedProgram]]:
-    log = read_log(files)
     try:
+        log = read_log(files)
         reader = next((each for each in READERS if each.recognises(log)), None)
         return log, reader, [] if reader is None else list(reader.read(log))
     except TraceError:
         raise
     except Exception as error:  # any JSON may lie in a folder: {"type": ["object"]}
         kind = type(error).__name__
-        raise TraceError(f"{log.path}: cannot be read: {kind}: {error}") from error
+        raise TraceError(f"{files[0]}: cannot be read: {kind}: {error}") from error
 
 
 def _unknown(log: Log) -> TraceError:
