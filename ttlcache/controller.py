@@ -85,7 +85,7 @@ class Controller:
             engine_id: see `ProgramTable`.
         """
         self.config, self.block_tokens = config, block_tokens
-        self._clock = clock
+        self._clock, self._on_rekey = clock, on_rekey
         self.gaps = gaps or GapHistory()
         self.costs = costs or CostModel()
         self.memoryfulness = Memoryfulness()
@@ -218,6 +218,8 @@ class Controller:
             self.queue.on_scheduled(record)
             context_blocks = record.num_tokens / self.block_tokens
             self.admission.on_context(record.program, context_blocks)
+            if not record.program.turns_finished:
+                self._on_program_start(record.program)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._claim(pin, record, cached_tokens)
@@ -379,6 +381,14 @@ class Controller:
         if stale is not None:
             self._leave(stale)
             self.admission.on_no_pin(stale.program)
+
+    def _on_program_start(self, program: Program) -> None:
+        """Its other requests, rare as they are, are those of no newcomer any more."""
+        if self._on_rekey is None or id(program) not in self._waiting:
+            return
+        for other in self.requests.values():
+            if other.program is program and other.admitted_s is None:
+                self._on_rekey(other.request_id)
 
     def _stop_waiting(self, record: RequestRecord) -> None:
         """It was admitted, or it left."""

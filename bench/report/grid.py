@@ -32,7 +32,7 @@ from ttlcache_sim.settings import CellResult
 
 _DIGITS = 6
 #: Options that change no number, or are told another way.
-_NOT_TOLD = ("traces", "processes", "use_cache", "out", "smoke", "tell_last")
+_NOT_TOLD = ("traces", "processes", "use_cache", "out", "smoke")
 
 #: Of a cell of the grid, by arm: one result a seed.
 Runs = dict[str, list[CellResult]]
@@ -205,9 +205,12 @@ def command(options: GridOptions) -> str:
         value = getattr(options, each.name)
         if each.name in _NOT_TOLD or value == getattr(given, each.name):
             continue
+        if value is False:
+            words.append(f"--no-{each.name.replace('_', '-')}")
+            continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words.append(f"--{each.name} " + (f"'{text}'" if "{" in text else text))
-    return " ".join([*words, *([] if options.tell_last else ["--no-tell-last"])])
+    return " ".join(words)
 
 
 def print_grid(result: GridResult, console: Console) -> None:

@@ -58,7 +58,8 @@ class Held(Enum):
 class ProgramQueue(RequestQueue):
     """O(log n) per operation; never scanned by a scheduling step.
 
-    held: for the rest of the step; vLLM sees an empty queue where it is all of them.
+    held: until the step ends. vLLM takes more while the queue is true, so it is false
+        once all are held; its length and what it iterates over stay.
 
     Requests come out by key. Places that went out of date are put right when they
     reach the head, each at most once per quantum of its context. One that has waited

@@ -22,7 +22,7 @@ from ttlcache_sim.estimate.sessions import (
     Sessions,
     read_sessions,
     save_trace,
-    shared_head,
+    with_shared_heads,
 )
 from ttlcache_sim.estimate.verdict import Load, Outcome, loads_of, verdict
 from ttlcache_sim.load.programs import Program, Turn
@@ -103,7 +103,7 @@ def test_long_programs_are_fewer(tmp_path: Path) -> None:
 def test_the_pool_is_filled_or_nothing_is_estimated(tmp_path: Path) -> None:
     options, short = EstimateOptions((), blocks=7_000), sessions(tmp_path, {}, {})
     full = plan_of(options, short, save_trace(short.programs, tmp_path))
-    tokens = full.spec.programs * short.mean_context_tokens
+    tokens = full.spec.programs * short.mean_context_tokens(most=10**9)
     assert tokens >= 3 * full.engine.pool_tokens
     assert full.why_no_estimate(short) == ""
     options, long = replace(options, blocks=40_000), sessions(tmp_path, *[{}] * 200)
@@ -169,17 +169,18 @@ def of_opening(text: str, cached: int | None = None) -> RecordedProgram:
     return program.model_copy(update={"opening": text, "cached_tokens": cached})
 
 
+def heads_of(*programs: RecordedProgram) -> list[int]:
+    return [each.turns[0].shared_tokens for each in with_shared_heads(programs)[0]]
+
+
 def test_what_first_prompts_share_is_learnt_from_texts_or_a_servers_cache() -> None:
     prompts = [f"{'s' * 400}{number}: {'x' * 99}" for number in range(5)]
-    assert shared_head([of_opening(text) for text in prompts])[0] == 100
+    assert heads_of(*map(of_opening, prompts)) == [100] * 5
     # Of prompts of 90 tokens: texts of 25, and 65 of what is not in the log.
-    assert shared_head([of_opening(c * 100) for c in "abc"])[0] == 65
-    assert shared_head([of_opening(prompts[0], n) for n in (0, 70, 80, 90)])[0] == 80
-    # The larger one, where logs of two kinds are read together.
-    claude, chats = [of_opening("a", 80)] * 4, [of_opening(text) for text in "bcdef"]
-    assert shared_head([*claude, *chats])[0] == 90
-    tokens, told = shared_head([of_opening("")] * 3)
-    assert tokens == 0
+    assert heads_of(*(of_opening(c * 100) for c in "abc")) == [65] * 3
+    cached = [of_opening(prompts[0], n) for n in (0, 70, 80, 90, 80)]
+    assert heads_of(*cached, *map(of_opening, prompts)) == [80] * 5 + [100] * 5
+    _, (told,) = with_shared_heads([of_opening("")] * 3)
     assert "in favour of ttlcache" in told
 
 

@@ -102,12 +102,13 @@ def test_it_starts_when_nothing_runs(full_engine, clock):
 
 
 def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
-    # F behind E is smaller, but does not pass it.
+    # F behind E is smaller, but does not pass it; E's side request goes with E.
     engine = full_engine()
     add(engine, "F", 20)
+    add(engine, "E", 10, turn=2, base=5)
     assert started(engine) == []
     engine.controller.end_program("", "A")
-    assert started(engine, 1) == ["E-1"]
+    assert started(engine, 1) == ["E-1", "E-2"]
     finish_all(engine, clock)
     assert "F-1" in engine.finished
 
@@ -139,7 +140,6 @@ def test_a_newcomer_is_passed_for_a_quantum(full_engine, clock):
 
 
 def test_nothing_passes_a_newcomer_that_does_not_fit(full_engine, clock):
-    # It would be passed for as long as others come.
     engine = full_engine()
     engine.abort("E-1")
     add(engine, "F", 320)

@@ -79,7 +79,7 @@ class MemoryArbiter:
     def may_be_passed(self, request_id: str) -> bool:
         """Whether programs that have started may go before a newcomer held back.
 
-        For a quantum, and where no other tenant's would.
+        For one quantum; with several tenants never, as one's would pass another's.
         """
         record = self.requests.get(request_id)
         if (

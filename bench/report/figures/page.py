@@ -94,7 +94,7 @@ def _grid(result: Json, title: str) -> str:
         "pool, load as a share of the best arm's capacity. Base: the best of three "
         "readings of CacheTTL in the cell. Headroom: `oracle` takes at most "
         f"{verdict.HEADROOM:g} of the best other arm's mean JCT. 95 % intervals. "
-        "Programs share no system prompt. "
+        "First prompts begin alike, for as many tokens as the shortest has. "
         "[How far to trust the rivals]"
         "(../bench/README.md#how-far-to-trust-the-rivals).",
         *(f"{caveat}." for caveat in verdict.caveats(rows)),

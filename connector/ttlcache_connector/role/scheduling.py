@@ -88,6 +88,9 @@ class SchedulingCallbacks:
 
         All newcomers wait then. Others pass for a quantum if it is only the growth of
         programs that lacks room; where the request itself does not fit, none may.
+
+        Args:
+            ask: the connector, whose class may answer in its own way.
         """
         engine = self._engine
         if not engine.by_program:

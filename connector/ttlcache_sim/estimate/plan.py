@@ -26,10 +26,9 @@ _WARM_UP, _DRAIN = 0.2, 0.14
 #: programs do not fill the pool it may last so many times as long.
 MAX_TURNS, _MINUTES, _PATIENCE = 1500, 2, 3
 MIN_PROGRAMS, _MOST_PROGRAMS = 12, 120
-#: Programs that show the capacity, in final contexts of the pool.
-_CROWD = 4
-#: Such crowds in a run: one warms up, one is counted, one drains.
-_CROWDS = 3
+#: Programs at once that show the capacity, in final contexts of the pool; a run has
+#: three times as many: they warm up, are counted, and drain.
+_CROWD, _PHASES = 4, 3
 #: vLLM's block, in which `--blocks` counts, and a larger one, three times as cheap.
 VLLM_BLOCK_TOKENS, _BLOCK_TOKENS = 16, 64
 #: Of a GPU: GB, and vLLM's defaults for a step and for running requests.
@@ -83,13 +82,14 @@ class Plan:
 
     def why_no_estimate(self, sessions: Sessions) -> str:
         """Why the runs would say nothing of these programs; empty where they do."""
-        workload, mean_tokens = build(self.spec), sessions.mean_context_tokens
+        workload = build(self.spec)
+        mean_tokens = sessions.mean_context_tokens(self.spec.max_context)
         if 2 * workload.num_cut > len(workload.programs):
             most = f"{self.spec.max_context:,} tokens, what model and pool hold"
             return f"No estimate of these programs: most are cut to {most}."
         if self._crowd(mean_tokens) * mean_tokens >= self.engine.pool_tokens:
             return ""
-        needed = _to_fill(self.engine.pool_tokens, sessions)
+        needed = _to_fill(self.engine, sessions)
         minutes = _MINUTES * needed * sessions.mean_turns / MAX_TURNS
         return (
             f"No estimate: {self.spec.programs} programs do not fill the pool. "
@@ -98,7 +98,7 @@ class Plan:
 
     def _crowd(self, mean_context_tokens: float) -> int:
         contexts = self.engine.pool_tokens / mean_context_tokens
-        return max(1, min(round(_CROWD * contexts), self.spec.programs // _CROWDS))
+        return max(1, min(round(_CROWD * contexts), self.spec.programs // _PHASES))
 
     def capacity_cells(self, mean_context_tokens: float) -> list[Cell]:
         """A new program whenever one ends: what each arm completes a second."""
@@ -154,7 +154,7 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
             f"hold no session: the shortest has {sessions.shortest_context_tokens:,}"
         )
     affordable = max(MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
-    needed = min(_to_fill(engine.pool_tokens, sessions), _PATIENCE * affordable)
+    needed = min(_to_fill(engine, sessions), _PATIENCE * affordable)
     by_default = max(needed, min(_MOST_PROGRAMS, affordable))
     programs = max(options.programs or by_default, MIN_PROGRAMS)
     warm_up, drain = (math.ceil(share * programs) for share in (_WARM_UP, _DRAIN))
@@ -166,14 +166,14 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
         max_context=engine.max_context,
         warm_up=warm_up,
         drain=drain,
-        shared_tokens=sessions.shared_tokens,
     )
     return Plan(engine, spec)
 
 
-def _to_fill(pool_tokens: int, sessions: Sessions) -> int:
+def _to_fill(engine: EngineSetting, sessions: Sessions) -> int:
     """Programs of a run of which those at once fill the pool."""
-    return math.ceil(pool_tokens / sessions.mean_context_tokens) * _CROWDS
+    mean_tokens = sessions.mean_context_tokens(engine.max_context)
+    return math.ceil(engine.pool_tokens / mean_tokens) * _PHASES
 
 
 def rates_of(options: EstimateOptions, capacity: float) -> list[float]:

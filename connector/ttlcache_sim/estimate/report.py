@@ -50,7 +50,9 @@ def report(options: EstimateOptions, console: Console) -> None:
         if find_spec("vllm") is None:
             raise RuntimeError("this command needs vLLM beside ttlcache")
         bar = Console(stderr=True)
-        crowds = plan.capacity_cells(sessions.mean_context_tokens)
+        crowds = plan.capacity_cells(
+            sessions.mean_context_tokens(plan.spec.max_context)
+        )
         found = pool.run_cells(crowds, on, console=bar)
         limits = [result.steady["programs_per_s"] for result in found]
         rates = rates_of(options, max(limits))

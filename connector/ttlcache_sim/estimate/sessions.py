@@ -14,7 +14,7 @@ from rich.progress import track
 from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import Reading, read_paths
-from ttlcache_sim.load.readers.base import num_tokens
+from ttlcache_sim.load.readers.base import OPENING_CHARS, num_tokens
 from ttlcache_sim.load.traces import RecordedProgram, RecordedTurn
 
 #: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.
@@ -37,23 +37,18 @@ _SHOWN_FILES = 3
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """programs: every gap is known. notes: what was guessed, left out or cut.
-
-    shared_tokens: with which all first prompts begin, as a system prompt.
-    """
+    """programs: every gap is known. notes: what was guessed, left out or cut."""
 
     programs: tuple[RecordedProgram, ...]
     notes: tuple[str, ...]
-    shared_tokens: int = 0
 
     @property
     def mean_turns(self) -> float:
         return statistics.fmean(len(program.turns) for program in self.programs)
 
-    @property
-    def mean_context_tokens(self) -> float:
-        """Of the final contexts."""
-        return statistics.fmean(map(_final_tokens, self.programs))
+    def mean_context_tokens(self, most: int) -> float:
+        """Of the final contexts, each counted as `most` at most."""
+        return statistics.fmean(min(most, _final_tokens(p)) for p in self.programs)
 
     @property
     def shortest_context_tokens(self) -> int:
@@ -71,8 +66,8 @@ class Sessions:
         """Share of the prompt tokens that an endless prefix cache hits."""
         hit = prompts = 0
         for number, program in enumerate(self.programs):
-            first = program.turns[0].new_prompt_tokens
-            hit += min(self.shared_tokens, first) if number else 0
+            first = program.turns[0]
+            hit += min(first.shared_tokens, first.new_prompt_tokens) if number else 0
             context = 0
             for turn in program.turns:
                 hit += context
@@ -95,50 +90,62 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
         return track(logs, "reading", console=console, transient=True)
 
     reading = read_paths(paths, tracked)
+    headed, notes = with_shared_heads(reading.programs)
     filled = [
         program.model_copy(update={"turns": list(map(_filled, program.turns))})
-        for program in reading.programs
+        for program in headed
     ]
-    shared, how = shared_head(reading.programs)
-    return Sessions(tuple(filled), (*_notes(reading), how), shared)
+    return Sessions(tuple(filled), (*_notes(reading), *notes))
 
 
-def shared_head(programs: Sequence[RecordedProgram]) -> tuple[int, str]:
-    """Tokens with which the first prompts begin alike, and how that is known.
+def with_shared_heads(
+    programs: Sequence[RecordedProgram],
+) -> tuple[list[RecordedProgram], list[str]]:
+    """Programs with the tokens that their first prompts share, and how it is known.
 
-    The largest of three medians, as logs of several kinds may be read together: what
-    the log says that a server's cache had of them; of others the characters that each
-    shares with the one most like it, and what a counted prompt has beyond its text in
-    the log: system prompt and tools.
+    What a server's cache had of them, where the log says so: its median. Of others the
+    larger one of two: the characters that each shares with the one most like it, and
+    the least that a counted prompt has beyond its text: system prompt and tools.
     """
-    others = [each for each in programs if each.cached_tokens is None]
-    openings = sorted(each.opening for each in others if each.opening)
+    cached = [each.cached_tokens for each in programs if each.cached_tokens is not None]
+    texts = [each for each in programs if each.cached_tokens is None and each.opening]
+    by_cache = round(statistics.median(cached or [0]))
+    openings = sorted(each.opening for each in texts)
     next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
-    alike = map(max, [0, *next_to], [*next_to, 0]) if next_to else []
-    found = {
-        "as their server's cache had": [
-            each.cached_tokens for each in programs if each.cached_tokens
-        ],
-        "by their texts": [*map(num_tokens, alike)],
-        "which their texts lack": [*filter(None, map(_unlogged, others))],
-    }
-    tokens, source = max((_median(each), name) for name, each in found.items())
-    if not tokens:
-        return 0, (
-            "what first prompts have in common (system prompt, tools) is not in the "
-            "log and counts as nothing: in favour of ttlcache"
+    alike = map(max, [0, *next_to], [*next_to, 0]) if next_to else [0]
+    lacking = min(map(_unlogged, texts)) if next_to else 0
+    by_text = max(num_tokens(statistics.median(alike)), lacking)
+    notes = [
+        f"{count} of {len(programs)} first prompts begin with {told}"
+        for count, told in (
+            (len(cached), f"the same {by_cache:,} tokens, as their server's cache had"),
+            (len(texts), f"the same {by_text:,} tokens, by texts and what these lack"),
+            (
+                len(programs) - len(cached) - len(texts),
+                "nothing that they share (system prompt, tools), as the log has no "
+                "texts: in favour of ttlcache",
+            ),
         )
-    return tokens, f"all first prompts begin with the same {tokens:,} tokens, {source}"
+        if count
+    ]
+    headed = []
+    for each in programs:
+        by_other = by_text if each.opening else 0
+        tokens = by_other if each.cached_tokens is None else by_cache
+        headed.append(_with_head(each, tokens))
+    return headed, notes
 
 
-def _median(values: Sequence[int]) -> int:
-    return round(statistics.median(values or [0]))
+def _with_head(program: RecordedProgram, tokens: int) -> RecordedProgram:
+    first, *rest = program.turns
+    first = first.model_copy(update={"shared_tokens": tokens})
+    return program.model_copy(update={"turns": [first, *rest]})
 
 
 def _unlogged(program: RecordedProgram) -> int:
     """Tokens of the first prompt that its text in the log does not have."""
     first = program.turns[0]
-    if "tokens" in first.estimated or not program.opening:
+    if "tokens" in first.estimated or len(program.opening) >= OPENING_CHARS:
         return 0
     return max(0, first.new_prompt_tokens - num_tokens(len(program.opening)))
 

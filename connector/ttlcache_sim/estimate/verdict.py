@@ -119,7 +119,7 @@ def _why_not(load: Load, sessions: Sessions) -> str:
             "the pool holds all contexts, vLLM alone hits "
             f"{hit:.0%} of the prompt tokens and no cache more than {best:.0%}"
         )
-    if load.ratio.low > 1.0:
+    if load.ratio.low > 1.0 and load.ratio.ratio >= 1.0 + _WORTH:
         return f"a job takes {load.ratio.ratio - 1.0:.0%} longer"
     if load.ratio.ratio > 1.0 - _WORTH:
         ours, gap_s = load.with_ttlcache.hit, sessions.median_gap_s

@@ -147,8 +147,9 @@ class RequestFactory:
         return hints
 
     def _shared_blocks_of(self, agent: Agent) -> int:
-        first_tokens = agent.program.turns[0].new_prompt_tokens
-        return min(self._shared_blocks, first_tokens // self._block_tokens)
+        first, block_tokens = agent.program.turns[0], self._block_tokens
+        shared = max(self._shared_blocks, first.shared_tokens // block_tokens)
+        return min(shared, first.new_prompt_tokens // block_tokens)
 
     def _new_hashes(self, agent: Agent, request: Request) -> list[BlockHash]:
         start = len(request.block_hashes)

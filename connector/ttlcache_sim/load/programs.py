@@ -18,6 +18,8 @@ class Turn:
     """Name of the tool that runs in the gap; empty on the last turn."""
     gap_s: float
     """Seconds from the end of this turn to the next request; 0 on the last turn."""
+    shared_tokens: int = 0
+    """Of a first prompt, those at its head that other programs begin with, too."""
 
 
 @dataclass(frozen=True, slots=True)

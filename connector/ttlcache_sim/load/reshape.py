@@ -73,4 +73,10 @@ def turn_of(recorded: RecordedTurn) -> Turn:
     # For shell agents the executable predicts the gap, "bash" does not.
     name = recorded.exe if tool == "bash" else tool
     gap_s = math.nan if recorded.tool_s is None else recorded.tool_s
-    return Turn(recorded.new_prompt_tokens, recorded.output_tokens, name or tool, gap_s)
+    return Turn(
+        recorded.new_prompt_tokens,
+        recorded.output_tokens,
+        name or tool,
+        gap_s,
+        recorded.shared_tokens,
+    )

@@ -5,6 +5,7 @@ A trace is JSON lines, each a `RecordedProgram`; other keys are ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,6 +49,7 @@ class RecordedTurn(BaseModel):
     tool, tool_s: what ran in the gap, and how long. exe, eff: of a shell call, the
         executable and the whole command, paths and arguments masked.
     start_s: when the request was sent. llm_s: from there to the end of its output.
+    shared_tokens: of a first prompt, those at its head that others begin with, too.
     estimated: of "tokens" and "tool_s", what a reader did not find but guess.
     """
 
@@ -61,6 +63,7 @@ class RecordedTurn(BaseModel):
     tool_s: Seconds = None
     llm_s: Seconds = None
     start_s: Seconds = None
+    shared_tokens: Tokens = 0
     estimated: tuple[str, ...] = ()
 
 
@@ -88,6 +91,8 @@ def _to_seconds(value: Any) -> float:
             return datetime.fromisoformat(value.replace(" UTC", "+00:00")).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a time: ISO 8601, or seconds since 1970")
+    if not math.isfinite(value):
+        raise ValueError("expected a time, not infinity")
     while value > _MAX_S:
         value /= 1000
     return float(value)

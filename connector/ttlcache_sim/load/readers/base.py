@@ -24,9 +24,9 @@ CHARS_PER_TOKEN = 4
 _OUTPUT_TOKENS = 250
 #: Of a first prompt, so much is compared with others.
 OPENING_CHARS = 400_000
-#: A prompt below this share of the one before it is a new program: compacted, or old
-#: tool results are left out.
-_COMPACTED = 0.9
+#: A prompt below this share of the context before its output is a new program:
+#: compacted, or old tool results are left out. The second where tokens are guessed.
+_COMPACTED, _COMPACTED_IF_GUESSED = 0.9, 0.5
 #: Values beside the text.
 _NO_TEXT = frozenset(
     [
@@ -78,14 +78,16 @@ def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProg
     first: list[Call] = []
     context = prompt = 0
     for index, call in enumerate(calls):
-        if not parts or call.prompt_tokens < _COMPACTED * prompt:
+        is_counted = call.is_counted and (index == 0 or calls[index - 1].is_counted)
+        share = _COMPACTED if is_counted else _COMPACTED_IF_GUESSED
+        if not parts or call.prompt_tokens < share * prompt:
             parts.append([])
             first.append(call)
             context = 0
         following = calls[index + 1] if index + 1 < len(calls) else None
         turn = _turn(call, max(1, call.prompt_tokens - context), following)
         parts[-1].append(turn)
-        prompt = call.prompt_tokens
+        prompt = context + turn.new_prompt_tokens
         context += turn.new_prompt_tokens + turn.output_tokens
     for number, (turns, call) in enumerate(zip(parts, first, strict=True), start=1):
         yield RecordedProgram(
@@ -315,8 +317,9 @@ class _Conversation:
     calls: list[Call] = field(default_factory=list)
 
     def is_continued_by(self, prompt: str) -> bool:
-        """The same prompt once more begins anew."""
-        return len(prompt) > len(self.prompt) and prompt.startswith(self.prompt)
+        """A first prompt once more begins anew; a later one is a retry."""
+        is_again = len(prompt) == len(self.prompt) and len(self.calls) == 1
+        return not is_again and prompt.startswith(self.prompt)
 
 
 def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedProgram]:

@@ -34,7 +34,6 @@ _HEAD = ("system", "instructions", "tools")
 _STARTS = ("start_time", "startTime", "timestamp", "time", "ts", "created_at")
 _ENDS = ("end_time", "endTime", "completed_at")
 _SESSIONS = ("session_id", "conversation_id", "user")
-_SECONDS = ("latency", "latency_s", "duration", "duration_s", "response_time")
 _MS = ("latency_ms", "duration_ms", "response_time_ms")
 #: What LiteLLM writes in place of texts.
 _REDACTED = "redacted-by-litellm"
@@ -50,24 +49,14 @@ class _Line(LogPart):
     session: Annotated[str, BeforeValidator(str)] = Field(
         default="", validation_alias=AliasChoices(*_SESSIONS)
     )
-    answer_s: float | None = Field(
-        default=None, validation_alias=AliasChoices(*_SECONDS)
-    )
-    answer_ms: float | None = Field(default=None, validation_alias=AliasChoices(*_MS))
+    answer_ms: Any = Field(default=None, validation_alias=AliasChoices(*_MS))
 
     @property
     def answered_s(self) -> float | None:
-        answer_s = self.answer_s
-        if answer_s is None and self.answer_ms is not None:
-            answer_s = self.answer_ms / 1000
-        if self.end_s is not None or self.start_s is None or answer_s is None:
+        is_told = isinstance(self.answer_ms, int | float)
+        if self.end_s is not None or self.start_s is None or not is_told:
             return self.end_s
-        return self.start_s + answer_s
-
-
-class _Answer(LogPart):
-    id: str = ""
-    usage: base.Usage = base.Usage()
+        return self.start_s + float(self.answer_ms) / 1000
 
 
 def _body(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -75,9 +64,9 @@ def _body(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((body for body in inner if isinstance(body, dict)), data)
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: Any, begin: str = "{") -> Any:
     """JSON that is written as a text, as databases have it."""
-    if not isinstance(value, str) or not value.startswith(("{", "[")):
+    if not isinstance(value, str) or not value.startswith(begin):
         return value
     try:
         return json.loads(value)
@@ -108,18 +97,19 @@ def _request(record: Record) -> Request:
     line, body = record.read(_Line), _body(record.data)
     told = _unpacked(record.data.get("response"))
     answer = told if isinstance(told, dict) else record.data
-    found = Record(record.where, answer).read(_Answer)
+    usage = answer.get("usage")
+    counts = {**record.data, **(usage if isinstance(usage, dict) else {})}
     text = answer.get("choices") or answer.get("output") or answer.get("content")
     text = text or (told if isinstance(told, str) else None)
     return Request(
         _prompt(record, body),
-        found.usage if found.usage.is_whole else record.read(base.Usage),
+        Record(record.where, counts).read(base.Usage),
         text,
         _tools(text) if text else None,
         line.start_s,
         line.answered_s,
         line.session or str(body.get("user") or ""),
-        found.id,
+        str(answer.get("id") or ""),
         str(body.get("previous_response_id") or ""),
     )
 
@@ -133,8 +123,9 @@ def _tools(text: Any) -> Sequence[GapKey]:
 
 def _prompt(record: Record, body: Mapping[str, Any]) -> str:
     """The prompt's text, what stays the same between turns first."""
-    told = _unpacked(next((body[name] for name in _PROMPTS if body.get(name)), None))
-    if _REDACTED in str(told)[:200]:
+    told = next((body[name] for name in _PROMPTS if body.get(name)), None)
+    told = _unpacked(told, "[")
+    if _REDACTED in str(told[:1] if isinstance(told, list) else told):
         raise TraceError(f"{record.where}: LiteLLM has left the texts out of its log")
     if not isinstance(told, list | str):
         fields = " or ".join(_PROMPTS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -25,12 +25,8 @@ _PROMPT = re.compile(
 )
 _TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d, ]+)\]")
 #: In place of a text, as vLLM writes the first of an answer's calls.
-_TOOL_CALL = re.compile(r"\[tool_calls: (\w+)\((\{.*?\})\)(?:, |\])")
+_TOOL_CALL = re.compile(r"\[tool_calls: ([^\s(]+)\((\{.*?\})\)(?:, |\])")
 _ANSWER = re.compile(rf"Generated response (\S+?)(?: \([\w ]+\))?: output: {_QUOTED}")
-
-
-#: A longer prompt of as many characters as tokens is cut.
-_CUT_TOKENS = 16
 
 
 def _recognises(log: Log) -> bool:
@@ -45,9 +41,8 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             if not ids and not found[2]:
                 continue
             tokens = len(ids[1].split(",")) if ids else None
-            prompt = ast.literal_eval(found[2]) if found[2] else f"{ids and ids[1]},"
-            if len(prompt) == tokens and tokens > _CUT_TOKENS:
-                raise TraceError(f"{log.path}: --max-log-len has cut its prompts")
+            text = f"'{ids[1]},'" if ids and not found[2] else found[2]
+            prompt = str(ast.literal_eval(text))
             usage = base.Usage(prompt_tokens=tokens)
             requests[found[1]] = Request(prompt, usage, start_s=_seconds(line))
         elif (found := _ANSWER.search(line)) and found[1] in requests:
@@ -68,7 +63,16 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             f"{log.path}:{number}: prompt: not in the log; vLLM writes it with "
             "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
         )
+    if _are_cut(list(requests.values())):
+        raise TraceError(f"{log.path}: --max-log-len has cut its prompts")
     yield from conversations(list(requests.values()), log.path.stem)
+
+
+def _are_cut(requests: Sequence[Request]) -> bool:
+    """Several have as many characters as tokens, the same number, and none has more."""
+    longest = max(len(each.prompt) for each in requests)
+    cut = [each for each in requests if len(each.prompt) == longest]
+    return len(cut) > 1 and all(each.usage.prompt_tokens == longest for each in cut)
 
 
 def _seconds(line: str) -> float | None:
