@@ -24,9 +24,11 @@ CHARS_PER_TOKEN = 4
 _OUTPUT_TOKENS = 250
 #: Of a first prompt, so much is compared with others.
 OPENING_CHARS = 400_000
-#: A prompt below this share of the context before its output is a new program:
-#: compacted, or old tool results are left out. The second where tokens are guessed.
-_COMPACTED, _COMPACTED_IF_GUESSED = 0.9, 0.5
+#: A prompt below these shares of the last one, and of the context that was there before
+#: the last output, begins a new program: compacted, or old results are left out.
+_SHORTER, _COMPACTED = 0.99, 0.9
+#: The same of a context whose tokens are guessed.
+_COMPACTED_IF_GUESSED = 0.5
 #: Values beside the text.
 _NO_TEXT = frozenset(
     [
@@ -78,9 +80,7 @@ def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProg
     first: list[Call] = []
     context = prompt = 0
     for index, call in enumerate(calls):
-        is_counted = call.is_counted and (index == 0 or calls[index - 1].is_counted)
-        share = _COMPACTED if is_counted else _COMPACTED_IF_GUESSED
-        if not parts or call.prompt_tokens < share * prompt:
+        if not parts or call.prompt_tokens < _least_prompt(calls[index - 1 :], prompt):
             parts.append([])
             first.append(call)
             context = 0
@@ -96,6 +96,14 @@ def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProg
             opening=call.opening,
             cached_tokens=call.cached_tokens,
         )
+
+
+def _least_prompt(calls: Sequence[Call], context_tokens: float) -> float:
+    """Tokens of a prompt, the second of `calls`, that goes on with the context."""
+    last, call = calls[:2]
+    if last.is_counted and call.is_counted:
+        return max(_SHORTER * last.prompt_tokens, _COMPACTED * context_tokens)
+    return _COMPACTED_IF_GUESSED * context_tokens
 
 
 def _turn(call: Call, new_tokens: int, following: Call | None) -> RecordedTurn:
