@@ -42,9 +42,9 @@ class _Entry:
     """A queued request with the keys it was sorted in with."""
 
     request: Request
-    key: tuple[int, ...]
     queued_s: float
-    is_newcomer: bool
+    key: tuple[int, ...] = ()
+    is_newcomer: bool = False
 
 
 class Held(Enum):
@@ -78,19 +78,21 @@ class ProgramQueue(RequestQueue):
         self.held = Held.NONE
         self._by_age: SortedKeyList[_Entry, float]
         self._by_age = SortedKeyList(key=lambda e: e.queued_s)
-        # Skipped requests leave and return within a step: their age must last.
-        self._since: dict[str, float] = {}
+        # Skipped requests leave and return within a step: their place and age last.
+        self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
         self._aged: set[str] = set()
 
     def add_request(self, request: Request) -> None:
         request_id = request.request_id
-        if request_id in self._entries:
+        known = self._entries.get(request_id)
+        if known is not None:
             self._remove(request_id)
-        queued_s = self._since.setdefault(request_id, self._now_s())
-        ask = self._callbacks
-        key, is_newcomer = ask.priority(request), ask.is_newcomer(request)
-        entry = _Entry(request, key, queued_s, is_newcomer)
+        entry = self._popped.pop(request_id, None)
+        if entry is None or request.status is RequestStatus.PREEMPTED:
+            queued_s = self._now_s() if known is None else known.queued_s
+            entry = _Entry(request, queued_s)
+            self._read_place(entry)
         self._entries[request_id] = entry
         self._by_age.add(entry)
         self._list_of(entry).add(entry)
@@ -111,6 +113,7 @@ class ProgramQueue(RequestQueue):
             raise IndexError("pop from an empty queue")
         entry = self._peeked if self._peeked is not None else self._head()
         self._remove(entry.request.request_id)
+        self._popped[entry.request.request_id] = entry
         return entry.request
 
     def prepend_request(self, request: Request) -> None:
@@ -131,17 +134,18 @@ class ProgramQueue(RequestQueue):
 
     def rekey(self, request_id: str) -> None:
         """The request's place in the order changed; no-op if it is not queued."""
+        if request_id in self._popped:
+            self._read_place(self._popped[request_id])
         entry = self._entries.get(request_id)
         if entry is None:
             return
         self._list_of(entry).remove(entry)
-        entry.key = self._callbacks.priority(entry.request)
-        entry.is_newcomer = self._callbacks.is_newcomer(entry.request)
+        self._read_place(entry)
         self._list_of(entry).add(entry)
 
     def forget(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
-        self._since.pop(request_id, None)
+        self._popped.pop(request_id, None)
         self._aged.discard(request_id)
 
     def is_aged(self, request_id: str) -> bool:
@@ -188,6 +192,10 @@ class ProgramQueue(RequestQueue):
         if started and started[0].key < newcomers[0].key:
             return started[0]
         return newcomers[0]
+
+    def _read_place(self, entry: _Entry) -> None:
+        entry.key = self._callbacks.priority(entry.request)
+        entry.is_newcomer = self._callbacks.is_newcomer(entry.request)
 
     def _list_of(self, entry: _Entry) -> SortedKeyList[_Entry, tuple[int, ...]]:
         return self._newcomers if entry.is_newcomer else self._started
