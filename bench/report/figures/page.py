@@ -92,9 +92,9 @@ def _grid(result: Json, title: str) -> str:
         f"`{setting['command']}`: {setting['programs']} programs a seed, "
         f"{' to '.join(ends)} seeds, vLLM {setting['vllm']}. A cell: workload, "
         "pool, load as a share of the best arm's capacity. Base: the best of three "
-        "readings of CacheTTL in the cell. Headroom: `oracle` takes at most "
+        "readings of CacheTTL. Headroom: `oracle` takes at most "
         f"{verdict.HEADROOM:g} of the best other arm's mean JCT. 95 % intervals. "
-        "First prompts begin alike, for as many tokens as the shortest has. "
+        "First prompts share as many tokens as the shortest has. "
         "[How far to trust the rivals]"
         "(../bench/README.md#how-far-to-trust-the-rivals).",
         *(f"{caveat}." for caveat in verdict.caveats(rows)),
