@@ -217,8 +217,9 @@ class Controller:
             self.tier.on_allocated(record, cached_tokens)
             self.queue.on_scheduled(record)
             context_blocks = record.num_tokens / self.block_tokens
+            was_newcomer = self.admission.is_newcomer(record.program)
             self.admission.on_context(record.program, context_blocks)
-            if not record.program.turns_finished:
+            if was_newcomer:
                 self._on_program_start(record.program)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None

@@ -78,7 +78,7 @@ class ProgramQueue(RequestQueue):
         self.held = Held.NONE
         self._by_age: SortedKeyList[_Entry, float]
         self._by_age = SortedKeyList(key=lambda e: e.queued_s)
-        # Skipped requests leave and return within a step: their place and age last.
+        # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
         self._aged: set[str] = set()
@@ -89,7 +89,7 @@ class ProgramQueue(RequestQueue):
         if known is not None:
             self._remove(request_id)
         entry = self._popped.pop(request_id, None)
-        if entry is None or request.status is RequestStatus.PREEMPTED:
+        if entry is None or entry.request is not request:
             queued_s = self._now_s() if known is None else known.queued_s
             entry = _Entry(request, queued_s)
             self._read_place(entry)
@@ -145,12 +145,16 @@ class ProgramQueue(RequestQueue):
 
     def forget(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
-        self._popped.pop(request_id, None)
         self._aged.discard(request_id)
 
     def is_aged(self, request_id: str) -> bool:
         """Whether the request has waited longer than the bound."""
         return request_id in self._aged
+
+    def on_step_end(self) -> None:
+        """Nothing is held any more; what was popped and did not return has started."""
+        self.held = Held.NONE
+        self._popped.clear()
 
     def __bool__(self) -> bool:
         if self.held is Held.NONE:

@@ -15,7 +15,7 @@ from vllm.v1.request import Request
 
 from ttlcache.clock import default_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
-from ttlcache_connector.queue import Held, ProgramQueue
+from ttlcache_connector.queue import ProgramQueue
 
 
 class ProgramScheduling:
@@ -47,8 +47,8 @@ class ProgramScheduling:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._ttl.before_step()
-        self.waiting.held = Held.NONE
         output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self.waiting.on_step_end()
         return output
 
     def update_from_output(

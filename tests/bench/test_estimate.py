@@ -175,11 +175,13 @@ def heads_of(*programs: RecordedProgram) -> list[int]:
 
 def test_what_first_prompts_share_is_learnt_from_texts_or_a_servers_cache() -> None:
     prompts = [f"{'s' * 400}{number}: {'x' * 99}" for number in range(5)]
-    assert heads_of(*map(of_opening, prompts)) == [100] * 5
-    # Of prompts of 90 tokens: texts of 25, and 65 of what is not in the log.
-    assert heads_of(*(of_opening(c * 100) for c in "abc")) == [65] * 3
-    cached = [of_opening(prompts[0], n) for n in (0, 70, 80, 90, 80)]
-    assert heads_of(*cached, *map(of_opening, prompts)) == [80] * 5 + [100] * 5
+    texts = [of_opening(text) for text in prompts]
+    assert heads_of(*texts) == [100] * 5
+    lacking = [each.model_copy(update={"unlogged_tokens": 165}) for each in texts]
+    assert heads_of(*lacking, texts[0]) == [165] * 5 + [100]
+    cached = [of_opening("", n) for n in (0, 70, 180, 190, 180)]
+    assert heads_of(*cached, *texts) == [180] * 5 + [100] * 5
+    assert heads_of(*(of_opening(text, 0) for text in prompts)) == [100] * 5
     _, (told,) = with_shared_heads([of_opening("")] * 3)
     assert "in favour of ttlcache" in told
 

@@ -116,7 +116,6 @@ def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
 def test_programs_that_have_started_pass_whom_only_growth_holds_back(
     full_engine, clock
 ):
-    # E's 4 blocks fit; those of a side request of A are not kept waiting behind it.
     engine = full_engine()
     assert started(engine, 1) == []
     add(engine, "A", 20, turn=2, base=5)

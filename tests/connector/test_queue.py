@@ -119,12 +119,11 @@ def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
     rig.queue.held = Held.NEWCOMERS
     for name in ("a", "b"):
         assert rig.queue
-        assert rig.queue.peek_request().request_id == name
         assert rig.queue.pop_request().request_id == name
     assert not rig.queue
     rig.queue.prepend_requests([skipped])
     assert (bool(rig.queue), len(rig.queue)) == (False, 2)
-    rig.queue.held = Held.NONE
+    rig.queue.on_step_end()
     rig.newcomers.clear()
     rig.queue.rekey("newer")  # its program has started
     assert rig.pop_all() == ["new", "newer"]

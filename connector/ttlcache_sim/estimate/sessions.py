@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.progress import track
 from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import Reading, read_paths
-from ttlcache_sim.load.readers.base import OPENING_CHARS, num_tokens
+from ttlcache_sim.load.readers.base import num_tokens
 from ttlcache_sim.load.traces import RecordedProgram, RecordedTurn
 
 #: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.
@@ -103,51 +104,43 @@ def with_shared_heads(
 ) -> tuple[list[RecordedProgram], list[str]]:
     """Programs with the tokens that their first prompts share, and how it is known.
 
-    What a server's cache had of them, where the log says so: its median. Of others the
-    larger one of two: the characters that each shares with the one most like it, and
-    the least that a counted prompt has beyond its text: system prompt and tools.
+    A trace may say it itself. Else what a server's cache had of them, where the log
+    says so and it was not cold: the median. Else the larger one of two: the characters
+    that each shares with the one most like it, and, where texts lack system prompt and
+    tools, the least that a counted prompt has beyond its text.
     """
-    cached = [each.cached_tokens for each in programs if each.cached_tokens is not None]
-    texts = [each for each in programs if each.cached_tokens is None and each.opening]
+    first = [each for each in programs if each.part == 1]
+    cached = [n for each in first if (n := each.cached_tokens) is not None]
     by_cache = round(statistics.median(cached or [0]))
-    openings = sorted(each.opening for each in texts)
+    openings = sorted(each.opening for each in first if each.opening)
     next_to = [_alike(*pair) for pair in itertools.pairwise(openings)]
     alike = map(max, [0, *next_to], [*next_to, 0]) if next_to else [0]
-    lacking = min(map(_unlogged, texts)) if next_to else 0
-    by_text = max(num_tokens(statistics.median(alike)), lacking)
+    by_text = num_tokens(statistics.median(alike))
+    unlogged = [n for each in first if (n := each.unlogged_tokens) is not None]
+    lacking = min(unlogged) if len(unlogged) > 1 else 0
+
+    def head(program: RecordedProgram) -> int:
+        if program.turns[0].shared_tokens:
+            return program.turns[0].shared_tokens
+        if program.cached_tokens is not None and by_cache:
+            return by_cache
+        known = program.unlogged_tokens is not None
+        return max(by_text if program.opening else 0, lacking if known else 0)
+
+    tokens_of = [head(each) for each in programs]
+    nothing = "nothing that the log tells (system prompt, tools): in favour of ttlcache"
     notes = [
-        f"{count} of {len(programs)} first prompts begin with {told}"
-        for count, told in (
-            (len(cached), f"the same {by_cache:,} tokens, as their server's cache had"),
-            (len(texts), f"the same {by_text:,} tokens, by texts and what these lack"),
-            (
-                len(programs) - len(cached) - len(texts),
-                "nothing that they share (system prompt, tools), as the log has no "
-                "texts: in favour of ttlcache",
-            ),
-        )
-        if count
+        f"{count} of {len(programs)} first prompts share "
+        + (f"their first {tokens:,} tokens" if tokens else nothing)
+        for tokens, count in Counter(tokens_of).most_common(_SHOWN_FILES)
     ]
-    headed = []
-    for each in programs:
-        by_other = by_text if each.opening else 0
-        tokens = by_other if each.cached_tokens is None else by_cache
-        headed.append(_with_head(each, tokens))
-    return headed, notes
+    return list(map(_with_head, programs, tokens_of)), notes
 
 
 def _with_head(program: RecordedProgram, tokens: int) -> RecordedProgram:
     first, *rest = program.turns
     first = first.model_copy(update={"shared_tokens": tokens})
     return program.model_copy(update={"turns": [first, *rest]})
-
-
-def _unlogged(program: RecordedProgram) -> int:
-    """Tokens of the first prompt that its text in the log does not have."""
-    first = program.turns[0]
-    if "tokens" in first.estimated or len(program.opening) >= OPENING_CHARS:
-        return 0
-    return max(0, first.new_prompt_tokens - num_tokens(len(program.opening)))
 
 
 def _alike(one: str, other: str) -> int:
@@ -213,6 +206,12 @@ def _notes(reading: Reading) -> Iterable[str]:
     guessed = sum("tool_s" in turn.estimated for turn in gaps)
     if guessed:
         yield f"tool times of {guessed} of {len(gaps)} gaps: less 20 ms a token decoded"
+    shrunk = sum("context" in turn.estimated for turn in turns)
+    if shrunk:
+        yield (
+            f"{shrunk} of {len(turns)} prompts are shorter than the context before "
+            "them and count as cached: in favour of ttlcache"
+        )
     long = sum((turn.tool_s or 0.0) > MAX_GAP_S for turn in gaps)
     if long:
         yield f"{long} of {len(gaps)} gaps are cut to {MAX_GAP_S:.0f} s"

@@ -25,6 +25,7 @@ def stretch(
                 max(1, turn.new_prompt_tokens // scale),
                 max(1, turn.output_tokens // scale),
                 *(draw() if draw and part else (turn.tool, turn.gap_s)),
+                turn.shared_tokens,
             )
             for turn in turns
             for part in range(scale)

@@ -50,7 +50,8 @@ class RecordedTurn(BaseModel):
         executable and the whole command, paths and arguments masked.
     start_s: when the request was sent. llm_s: from there to the end of its output.
     shared_tokens: of a first prompt, those at its head that others begin with, too.
-    estimated: of "tokens" and "tool_s", what a reader did not find but guess.
+    estimated: of "tokens" and "tool_s", what a reader did not find but guess; "context"
+        where the prompt was shorter than the context before it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,8 +71,11 @@ class RecordedTurn(BaseModel):
 class RecordedProgram(BaseModel):
     """An agent's whole job. arrival_s: when its first request was sent.
 
+    part: from 2 on it goes on after a compaction; what follows is of the first part.
     opening: how the first prompt begins, "" where a log has no texts. cached_tokens: of
         the first prompt, what the server's cache had; None where the log does not say.
+    unlogged_tokens: of the first prompt, what its text in the log does not have: system
+        prompt and tools; None where the log has all of it, or no count.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -79,8 +83,10 @@ class RecordedProgram(BaseModel):
     program_id: str = Field(min_length=1)
     turns: list[RecordedTurn] = Field(min_length=1)
     arrival_s: Seconds = None
+    part: int = Field(default=1, exclude=True)
     opening: str = Field(default="", exclude=True, repr=False)
     cached_tokens: Tokens | None = Field(default=None, exclude=True)
+    unlogged_tokens: Tokens | None = Field(default=None, exclude=True)
 
 
 def _to_seconds(value: Any) -> float:

@@ -24,11 +24,9 @@ CHARS_PER_TOKEN = 4
 _OUTPUT_TOKENS = 250
 #: Of a first prompt, so much is compared with others.
 OPENING_CHARS = 400_000
-#: A prompt below these shares of the last one, and of the context that was there before
-#: the last output, begins a new program: compacted, or old results are left out.
-_SHORTER, _COMPACTED = 0.99, 0.9
-#: The same of a context whose tokens are guessed.
-_COMPACTED_IF_GUESSED = 0.5
+#: A prompt below this share of the last one begins a new program: compacted, or old
+#: results are left out. The second of a context whose tokens are guessed.
+_COMPACTED, _COMPACTED_IF_GUESSED = 0.9, 0.5
 #: Values beside the text.
 _NO_TEXT = frozenset(
     [
@@ -56,7 +54,8 @@ class Call:
     tools: called in its output: empty for none, None where the log does not say.
     tool_s: how long they took, where the log itself says so.
     is_counted: the tokens are counts, not characters / `CHARS_PER_TOKEN`.
-    opening, cached_tokens: as in `RecordedProgram`, of a first call.
+    prompt_is_counted: those of the prompt.
+    opening, cached_tokens, unlogged_tokens: as in `RecordedProgram`, of a first call.
     """
 
     prompt_tokens: int
@@ -66,52 +65,54 @@ class Call:
     tools: Sequence[GapKey] | None = None
     tool_s: float | None = None
     is_counted: bool = True
+    prompt_is_counted: bool = True
     opening: str = ""
     cached_tokens: int | None = None
+    unlogged_tokens: int | None = None
 
 
 def programs_of(program_id: str, calls: Sequence[Call]) -> Iterator[RecordedProgram]:
     """The program that made these calls, in order; from each compaction on a new one.
 
     A prompt that is a little shorter than the context before it, as where reasoning is
-    dropped, has one new token.
+    dropped, has one new token, and "context" among `RecordedTurn.estimated`.
     """
     parts: list[list[RecordedTurn]] = []
-    first: list[Call] = []
-    context = prompt = 0
+    context = 0
     for index, call in enumerate(calls):
-        if not parts or call.prompt_tokens < _least_prompt(calls[index - 1 :], prompt):
+        if not parts or _is_compacted(calls[index - 1], call, context):
             parts.append([])
-            first.append(call)
             context = 0
         following = calls[index + 1] if index + 1 < len(calls) else None
-        turn = _turn(call, max(1, call.prompt_tokens - context), following)
+        turn = _turn(call, call.prompt_tokens - context, following)
         parts[-1].append(turn)
-        prompt = context + turn.new_prompt_tokens
         context += turn.new_prompt_tokens + turn.output_tokens
-    for number, (turns, call) in enumerate(zip(parts, first, strict=True), start=1):
+    for number, turns in enumerate(parts, start=1):
         yield RecordedProgram(
             program_id=program_id if number == 1 else f"{program_id}#{number}",
             turns=turns,
-            opening=call.opening,
-            cached_tokens=call.cached_tokens,
+            part=number,
+            opening=calls[0].opening,
+            cached_tokens=calls[0].cached_tokens,
+            unlogged_tokens=calls[0].unlogged_tokens,
         )
 
 
-def _least_prompt(calls: Sequence[Call], context_tokens: float) -> float:
-    """Tokens of a prompt, the second of `calls`, that goes on with the context."""
-    last, call = calls[:2]
-    if last.is_counted and call.is_counted:
-        return max(_SHORTER * last.prompt_tokens, _COMPACTED * context_tokens)
-    return _COMPACTED_IF_GUESSED * context_tokens
+def _is_compacted(last: Call, call: Call, context_tokens: int) -> bool:
+    """Whether the context that the last call left is gone."""
+    if last.prompt_is_counted and call.prompt_is_counted:
+        return call.prompt_tokens < _COMPACTED * last.prompt_tokens
+    return call.prompt_tokens < _COMPACTED_IF_GUESSED * context_tokens
 
 
 def _turn(call: Call, new_tokens: int, following: Call | None) -> RecordedTurn:
     tool_s, is_guess = _gap(call, following) if following else (None, False)
     tool, exe = _tool_names(call.tools)
     estimated = [] if call.is_counted else ["tokens"]
+    if new_tokens < 1 and call.prompt_is_counted:
+        estimated.append("context")
     return RecordedTurn(
-        new_prompt_tokens=new_tokens,
+        new_prompt_tokens=max(1, new_tokens),
         output_tokens=max(1, call.output_tokens),
         tool=tool,
         exe=exe,
@@ -181,6 +182,10 @@ def tools_in(value: Any) -> list[GapKey]:
     return [key for item in value for key in tools_in(item)]
 
 
+class _Details(LogPart):
+    cached_tokens: Tokens | None = None
+
+
 class Usage(LogPart):
     """Token counts of an answer, as OpenAI's and Anthropic's APIs name them."""
 
@@ -191,14 +196,17 @@ class Usage(LogPart):
     #: the whole prompt's.
     cache_read_input_tokens: Tokens | None = None
     cache_creation_input_tokens: Tokens | None = None
+    prompt_tokens_details: _Details = _Details()
     #: As Codex writes it.
     cached_input_tokens: Tokens | None = None
 
     @property
     def cached_tokens(self) -> int | None:
         """Of the prompt, what the server's cache had."""
-        read = self.cache_read_input_tokens
-        return self.cached_input_tokens if read is None else read
+        for told in (self.cache_read_input_tokens, self.cached_input_tokens):
+            if told is not None:
+                return told
+        return self.prompt_tokens_details.cached_tokens
 
     @property
     def whole_prompt(self) -> int:
@@ -247,6 +255,7 @@ class Transcript:
         """
         length = num_chars(list(texts))
         usage = usage or Usage()
+        unlogged = usage.whole_prompt - num_tokens(self._chars)
         call = Call(
             usage.whole_prompt or num_tokens(self._chars),
             num_tokens(length) if usage.output_tokens is None else usage.output_tokens,
@@ -255,8 +264,10 @@ class Transcript:
             tools,
             tool_s,
             usage.is_whole,
+            bool(usage.whole_prompt),
             "" if self.calls else self._opening,
             usage.cached_tokens,
+            max(0, unlogged) if usage.whole_prompt else None,
         )
         if name and name == self._name:
             call = _joined(self.calls.pop(), call, usage)
@@ -314,6 +325,7 @@ class Request:
             self.end_s,
             self.tools,
             is_counted=usage.is_whole,
+            prompt_is_counted=bool(usage.whole_prompt),
             cached_tokens=usage.cached_tokens,
         )
 

@@ -72,7 +72,7 @@ def _are_cut(requests: Sequence[Request]) -> bool:
     """Several have as many characters as tokens, the same number, and none has more."""
     longest = max(len(each.prompt) for each in requests)
     cut = [each for each in requests if len(each.prompt) == longest]
-    return len(cut) > 1 and all(each.usage.prompt_tokens == longest for each in cut)
+    return sum(each.usage.prompt_tokens == longest for each in cut) > 1
 
 
 def _seconds(line: str) -> float | None:
