@@ -285,7 +285,7 @@ OTHER = '[{"role": "user", "content": "o'
             *("requests.jsonl", f'"messages": {OTHER}', f'"o": {OTHER}'),
             r"log:2: messages or input or prompt: expected",
         ),
-        ("requests.jsonl", "content", "redacted-by-litellm", "left the texts out"),
+        ("requests.jsonl", "other 0", "redacted-by-litellm", "log:2: LiteLLM has left"),
         ("vllm-without-prompts.log", "", "", r"log:2: prompt: not in the log"),
         ("claude-code.jsonl", "\n", "\n{\n", r"log:2: not JSON"),
     ],

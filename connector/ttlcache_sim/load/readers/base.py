@@ -297,8 +297,8 @@ def _joined(before: Call, more: Call, usage: Usage) -> Call:
 class Request:
     """prompt: its text. answer: anything with its text, None where it is not logged.
 
-    session: an id that the client sent. own_id, follows: of its answer, and of the
-        answer that it continues (`previous_response_id`). "" for none.
+    session: an id that the client sent. answer_id, previous_answer_id: of its answer,
+        and of the one that it continues (`previous_response_id`). "" for none.
     Others: as in `Call`.
     """
 
@@ -309,8 +309,8 @@ class Request:
     start_s: float | None = None
     end_s: float | None = None
     session: str = ""
-    own_id: str = ""
-    follows: str = ""
+    answer_id: str = ""
+    previous_answer_id: str = ""
 
     @property
     def call(self) -> Call:
@@ -356,16 +356,16 @@ def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedPr
         own = by_session.setdefault(request.session, [])
         known = [each for each in own if each.is_continued_by(request.prompt)]
         longest = max(known, key=lambda each: len(each.prompt), default=None)
-        if request.follows in by_answer:  # its prompt is what comes in addition
-            longest = by_answer[request.follows]
+        if request.previous_answer_id in by_answer:  # its prompt is what is new
+            longest = by_answer[request.previous_answer_id]
             request = replace(request, prompt=longest.prompt + request.prompt)
         if longest is None:
             longest = _Conversation(request.session or f"{name}-{len(found)}")
             found.append(longest)
             own.append(longest)
         longest.prompt = request.prompt
-        if request.own_id:
-            by_answer[request.own_id] = longest
+        if request.answer_id:
+            by_answer[request.answer_id] = longest
         opening = "" if longest.calls else request.prompt[:OPENING_CHARS]
         longest.calls.append(replace(request.call, opening=opening))
     for each in found:

@@ -125,7 +125,7 @@ def _prompt(record: Record, body: Mapping[str, Any]) -> str:
     """The prompt's text, what stays the same between turns first."""
     told = next((body[name] for name in _PROMPTS if body.get(name)), None)
     told = _unpacked(told, "[")
-    if told == _REDACTED or (isinstance(told, list) and _REDACTED in str(told[:1])):
+    if next(base.texts_in(told), "") == _REDACTED:
         raise TraceError(f"{record.where}: LiteLLM has left the texts out of its log")
     if not isinstance(told, list | str):
         fields = " or ".join(_PROMPTS)
