@@ -8,7 +8,6 @@ hold; at the end every block comes back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -20,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
 from bench.stress.wedge import loading
 from bench.stress.wedge.alone import AloneSchedule
@@ -39,8 +38,6 @@ CHUNKS = [
     pytest.param(chunk, marks=pytest.mark.nightly if chunk >= 2 else ())
     for chunk in range(10)
 ]
-#: Seeds in which loads wait for each other; rare since user priority goes first.
-LOADS_WAIT = (1264, 1360)
 
 
 def failures(seeds: Iterable[int]) -> str:
@@ -118,7 +115,7 @@ ALL = settings(
 def test_no_history_breaks_anything():
     AnySchedule.loads_aborted = 0
     run_state_machine_as_test(AnySchedule, settings=ALL)
-    assert AnySchedule.loads_aborted or not loading.VLLM_COPES
+    assert AnySchedule.loads_aborted
 
 
 def test_both_searches_find_a_leak(monkeypatch):
@@ -132,32 +129,33 @@ def test_both_searches_find_a_leak(monkeypatch):
         run_state_machine_as_test(AnySchedule, settings=quick)
 
 
-def test_the_search_finds_a_wedge(monkeypatch):
-    """If pins did not give way when nothing runs, this suite would say so."""
-    original = Reclaimer.reclaim
-
-    def stubborn(self, needed, urgency, *asker, **how):
-        if urgency is Urgency.STALLED:
-            return 0
-        return original(self, needed, urgency, *asker, **how)
-
-    monkeypatch.setattr(Reclaimer, "reclaim", stubborn)
-    assert "wedge" in failures(range(30))
+def stubborn(reclaim, self, needed, urgency, *asker, **how):
+    stalled = urgency is Urgency.STALLED
+    return 0 if stalled else reclaim(self, needed, urgency, *asker, **how)
 
 
-@pytest.mark.skipif(not loading.VLLM_COPES, reason="loads wedge this vLLM by itself")
-def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
-    """If they, which hold memory, were refused pins as those that hold none are."""
-    urgency = AllocationGuard.urgency
+def alike(urgency, *asked):
+    found = urgency(*asked)
+    return Urgency.WAITING if found is Urgency.OVERDUE else found
 
-    def alike(
-        self: AllocationGuard, request: Request, kwargs: dict[str, Any]
-    ) -> Urgency:
-        found = urgency(self, request, kwargs)
-        return Urgency.WAITING if found is Urgency.OVERDUE else found
 
-    monkeypatch.setattr(AllocationGuard, "urgency", alike)
-    assert "wedge" in failures(LOADS_WAIT)
+@pytest.mark.parametrize(
+    ("owner", "method", "instead", "seeds"),
+    [
+        # Pins do not give way when nothing runs.
+        (Reclaimer, "reclaim", stubborn, range(30)),
+        # Loads, which hold memory, are refused pins as those that hold none are.
+        (AllocationGuard, "urgency", alike, (1264, 1360)),
+        # What vLLM keeps free for loads is all that they find.
+        (AllocationGuard, "unreserved_blocks", lambda *_: 0, (1980, 2360)),
+    ],
+)
+def test_the_search_finds_a_wedge(monkeypatch, owner, method, instead, seeds):
+    original = getattr(owner, method)
+    monkeypatch.setattr(
+        owner, method, lambda *args, **how: instead(original, *args, **how)
+    )
+    assert "wedge" in failures(seeds)
 
 
 def test_what_is_left_out_is_played_without_us():

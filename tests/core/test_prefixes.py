@@ -1,6 +1,7 @@
 import pytest
 
 from tests.fake_engine import chain_hashes
+from ttlcache.programs import prefix_index
 from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program
 from ttlcache.programs.prefix_index import PrefixIndex
@@ -74,7 +75,7 @@ def test_the_longest_context_wins_then_the_latest():
     assert index.find([*SYSTEM, 9]) == "B"
 
 
-def test_many_programs_behind_one_block_are_all_told_apart():
+def test_many_programs_behind_one_block_are_all_told_apart(monkeypatch):
     # Scenario: twenty anonymous programs share their last full block. They differ
     # in the tokens behind it, some in how many there are. Twenty others have ended.
     contexts = {f"p{n}": [*SYSTEM, *[100 + n, 7][: 1 + n % 2]] for n in range(20)}
@@ -85,8 +86,13 @@ def test_many_programs_behind_one_block_are_all_told_apart():
         index.programs[f"over{number}"].ended = True
     for label, context in contexts.items():
         assert index.find([*context, 0]) == label
-    assert index.find([*SYSTEM, 99, 0]) is None
+    digest, lengths = prefix_index._digest, []
+    monkeypatch.setattr(
+        prefix_index, "_digest", lambda tail: lengths.append(len(tail)) or digest(tail)
+    )
+    assert index.find([*SYSTEM, 99, 0, 0]) is None
     assert index.find([*SYSTEM, 200, 0]) is None
+    assert lengths == [2, 1, 1]  # not one for each token of a block
 
 
 def test_the_bound_holds_over_tails_of_all_lengths():

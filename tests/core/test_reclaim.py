@@ -132,19 +132,12 @@ def test_the_own_pin_goes_only_when_the_engine_is_stalled(engine):
     assert engine.reclaim(9, RUNNING, "a") == 4
     assert engine.pinned() == {"A": 4}
     assert engine.reclaim(9, RUNNING, "a") == 0
-    assert engine.reclaim(3, STALLED, "a") == 3
-    assert engine.pinned() == {"A": 1}
-    assert engine.reclaim(9, STALLED, "a") == 1
+    pin_blocks(engine, "C", 4)
+    assert engine.reclaim(6, STALLED, "a") == 6  # of its own what others lack
+    assert engine.pinned() == {"A": 2}
+    assert engine.reclaim(9, STALLED, "a") == 2
     assert engine.pinned() == {}
     assert engine.rekeyed == ["a"]  # nothing to claim any more
-
-
-def test_a_stalled_request_takes_of_its_own_pin_only_what_others_lack(engine):
-    context = pin_blocks(engine, "A", 4)
-    pin_blocks(engine, "B", 4)
-    engine.arrive("a", [*context, 1], program="A")
-    assert engine.reclaim(6, STALLED, "a") == 6
-    assert engine.pinned() == {"A": 2}
 
 
 def test_blocks_that_two_pins_share_are_freed_when_both_gave_way(engine):

@@ -126,11 +126,20 @@ class DrivenEngine:
         waiting = self.scheduler.requests.keys() - running
         return self.is_loading or any(any(block_ids(name)) for name in waiting)
 
-    def _holds_memory(self) -> bool:
-        """Whether ttlcache references blocks: pins, or turns that go down."""
-        parts = self.role.parts
-        unpinned = parts.demoting.unpinned.refs if parts.demoting is not None else ()
-        return bool(len(parts.controller.pins) or parts.holder.references() or unpinned)
+    def _end_sessions(self) -> bool:
+        """Streaming sessions keep their blocks while they wait, for their clients or
+        for memory, and vLLM alone waits then: clients leave. Whether there were any."""
+        sessions = [
+            request.request_id
+            for request in self.scheduler.requests.values()
+            if request.resumable
+            and request.num_computed_tokens
+            and not request.is_finished()
+        ]
+        for request_id in sessions:
+            self.harness.abort(request_id)
+        self.stuck_steps = 0
+        return bool(sessions)
 
     def _moves(self) -> tuple[int, int]:
         """Differs where loads, or copies before blocks are freed, went on."""
@@ -146,19 +155,12 @@ class DrivenEngine:
             if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ
             and not request.is_finished()  # aborted, its load under way
         ]
-        # A streaming session holds blocks while it waits, for its client or for memory,
-        # and vLLM alone waits then. It is a wedge of ours only if we hold memory, too.
-        has_session = self.scheduler.num_waiting_for_streaming_input or any(
-            request.resumable and request.num_computed_tokens for request in waiting
-        )
-        if has_session and not self._holds_memory():
-            waiting = []
         idle = not output.total_num_scheduled_tokens and not self.scheduler.running
         if idle and waiting and self._pass_patience():
             return
         stuck = idle and waiting and not moved and not self.is_loading
         self.stuck_steps = self.stuck_steps + 1 if stuck else 0
-        if self.stuck_steps >= WEDGE_STEPS:
+        if self.stuck_steps >= WEDGE_STEPS and not self._end_sessions():
             pins = len(self.role.parts.controller.pins)
             raise ScheduleFailure(
                 f"wedge: nothing runs, {len(waiting)} wait, {pins} pins, "

@@ -12,7 +12,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 
 OURS = "WedgeLoadingConnector"
 BESIDE = "WedgeShelf"
-
-#: Before 0.32 vLLM looks first at whoever it skipped last, be it a request without
-#: blocks before those whose KV has arrived, and so wedges by itself.
-VLLM_COPES = tuple(map(int, vllm.__version__.split(".")[:2])) >= (0, 32)
 
 
 @dataclass

@@ -117,14 +117,15 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     # only with nothing else in flight.
     faults = depth == 1 and not drafts and not hybrid and rng.random() < 0.25
     depth = depth if not drafts else 1 + asynchronous
-    # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
-    # wedges by itself (`bench.stress.wedge.alone`).
-    if faults or hybrid or rng.random() > load_share or not loading.VLLM_COPES:
+    # With recurrent states or windows vLLM promises loads fewer blocks than they take,
+    # and so wedges by itself (`bench.stress.wedge.alone`); with windows we prevent it.
+    plain = engine.scheduler_cls is not None
+    wedges = engine.mamba_mode is not None or (hybrid and plain)
+    if faults or wedges or rng.random() > load_share:
         drawn = RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)
-        copes = loading.VLLM_COPES and engine.scheduler_cls is None
-        return drawn if faults or not copes else _with_cpu_tier(drawn)
+        return drawn if faults or plain else _with_cpu_tier(drawn)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
-    may_fail = engine.scheduler_cls is None
+    may_fail = not plain and not hybrid
     loads = Loads(
         share=rng.choice((0.3, 0.6, 0.9)),
         failing=rng.choice((0.0, 0.0, 0.2)) if may_fail else 0.0,

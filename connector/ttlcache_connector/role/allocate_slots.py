@@ -8,6 +8,7 @@ running and waiting requests, our scheduler and foreign ones.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -89,6 +90,8 @@ class AllocationGuard:
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
+        if kwargs.get("delay_cache_blocks") and "reserved_blocks" in kwargs:
+            kwargs["reserved_blocks"] += self.unreserved_blocks()
         blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
         if blocks is not None:
             return blocks
@@ -152,6 +155,27 @@ class AllocationGuard:
         # One that holds memory already stands before all others.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
         return Urgency.OVERDUE if is_first else Urgency.WAITING
+
+    @guarded(fallback=0)
+    def unreserved_blocks(self) -> int:
+        """What prefills under way still take and vLLM does not keep free for them.
+
+        It holds a window's bound against all places of the request in that group,
+        also against those that the window has left, which hold no block. Two loads
+        that both lack blocks then would wait for each other.
+        """
+        missing = 0
+        for request in self._prefills:
+            held = self._manager.get_blocks(request.request_id).blocks
+            for group, blocks in zip(self._groups, held, strict=True):
+                if group.most_blocks < math.inf:
+                    ahead = group.blocks(request.num_tokens) - len(blocks)
+                    left = bisect_left(blocks, True, key=lambda b: not b.is_null)
+                    spare = group.most_blocks - len(blocks)
+                    missing += int(
+                        max(0, min(ahead, spare + left)) - max(0, min(ahead, spare))
+                    )
+        return missing
 
     def _is_refused(self, missing: int, urgency: Urgency) -> bool:
         """Whether it was not for memory that the call failed.
