@@ -73,9 +73,9 @@ class TTLCacheConfig(BaseModel):
     quantum_turns: int | None = Field(
         default=None,
         ge=1,
-        description="After the service of so many mean turns a context queues as if "
-        "new; default: four times what ended programs took in the mean, at least 24 "
-        "turns.",
+        description="After so many turns, or the service of so many mean ones, a "
+        "context queues as if new; default: those of four mean programs, at least 20 "
+        "turns, or 24 mean ones.",
     )
     max_queue_wait_s: float | None = Field(
         default=None,

@@ -27,7 +27,6 @@ from bench.stress.wedge.engine import ScheduleFailure
 from bench.stress.wedge.run import play, play_alone
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import random_engine
-from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.types import Urgency
 from ttlcache_connector.blocks import pinned
 from ttlcache_connector.role.allocate_slots import AllocationGuard
@@ -129,33 +128,29 @@ def test_both_searches_find_a_leak(monkeypatch):
         run_state_machine_as_test(AnySchedule, settings=quick)
 
 
-def stubborn(reclaim, self, needed, urgency, *asker, **how):
-    stalled = urgency is Urgency.STALLED
-    return 0 if stalled else reclaim(self, needed, urgency, *asker, **how)
-
-
-def alike(urgency, *asked):
-    found = urgency(*asked)
-    return Urgency.WAITING if found is Urgency.OVERDUE else found
-
-
 @pytest.mark.parametrize(
-    ("owner", "method", "instead", "seeds"),
+    ("urgency", "seeds"),
     [
         # Pins do not give way when nothing runs.
-        (Reclaimer, "reclaim", stubborn, range(30)),
+        (Urgency.STALLED, range(30)),
         # Loads, which hold memory, are refused pins as those that hold none are.
-        (AllocationGuard, "urgency", alike, (1264, 1360)),
-        # What vLLM keeps free for loads is all that they find.
-        (AllocationGuard, "unreserved_blocks", lambda *_: 0, (1980, 2360)),
+        (Urgency.OVERDUE, (1264, 1360)),
     ],
 )
-def test_the_search_finds_a_wedge(monkeypatch, owner, method, instead, seeds):
-    original = getattr(owner, method)
-    monkeypatch.setattr(
-        owner, method, lambda *args, **how: instead(original, *args, **how)
-    )
+def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):
+    original = AllocationGuard.urgency
+
+    def alike(*asked):
+        found = original(*asked)
+        return Urgency.WAITING if found is urgency else found
+
+    monkeypatch.setattr(AllocationGuard, "urgency", alike)
     assert "wedge" in failures(seeds)
+
+
+def test_the_search_finds_loads_that_vllm_keeps_too_little_for(monkeypatch):
+    monkeypatch.setattr(AllocationGuard, "unreserved_blocks", lambda _self: 0)
+    assert "wedge" in failures((1980, 2360))
 
 
 def test_what_is_left_out_is_played_without_us():

@@ -40,8 +40,8 @@ def admitted(control, program, needed, free_blocks):
         (FINALS, [4, 12], 2, 2, 22, 1.0),
         # One that is larger than most needs nothing more.
         (FINALS, [50], 30, 30, 30, 0.0),
-        # Of 12 blocks 10 are shared: 2 are needed, and (20 - 12) / 2 for its growth.
-        (FINALS, [20], 2, 12, 5, 1.0),
+        # It shares 10 blocks, half of a final context: 2, and half of (20 - 12) / 2.
+        (FINALS, [20], 2, 12, 3, 1.0),
         # Chats of one block beside agents of 999, and the mean is far from either:
         # half of the pool serves whoever comes.
         ((1, 999) * MIN_ENDED, [1] * 40, 1, 1, 50, 1.0),

@@ -86,13 +86,12 @@ def test_many_programs_behind_one_block_are_all_told_apart(monkeypatch):
         index.programs[f"over{number}"].ended = True
     for label, context in contexts.items():
         assert index.find([*context, 0]) == label
-    digest, lengths = prefix_index._digest, []
-    monkeypatch.setattr(
-        prefix_index, "_digest", lambda tail: lengths.append(len(tail)) or digest(tail)
-    )
     assert index.find([*SYSTEM, 99, 0, 0]) is None
     assert index.find([*SYSTEM, 200, 0]) is None
-    assert lengths == [2, 1, 1]  # not one for each token of a block
+    hashed = []  # not one tail for each token of a block
+    monkeypatch.setattr(prefix_index, "tail_digest", lambda t: hashed.append(len(t)))
+    assert index.find([*SYSTEM, 100, 0, 0]) is None
+    assert hashed == [2, 1]
 
 
 def test_the_bound_holds_over_tails_of_all_lengths():

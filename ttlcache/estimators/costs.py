@@ -113,11 +113,6 @@ class CostModel:
             fit = self._reloads[tier] = ReloadFit((0.0, seconds / tokens))
         fit.observe(float(tokens), seconds)
 
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """Lower tiers with a known reload curve."""
-        return tuple(self._reloads)
-
     def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
         """The cheaper of a prefill and, if `tier` is given, a reload from there."""
         prefill_s = self.prefill_s(context_tokens)

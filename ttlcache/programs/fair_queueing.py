@@ -10,7 +10,8 @@ on waiting that follows is proved in docs/scheduling.md.
 A quantum that most programs need more than once takes their place from all of them, and
 the order is no order any more. How much they need depends on the model, the hardware
 and the load, so it is learnt; and the least of it is so many turns' worth, whatever a
-turn takes: vLLM's own order lets one turn of every program pass a waiting request.
+turn takes: vLLM's own order lets one turn of every program pass a waiting request. It
+also ends after a number of turns, as those that find all their context are short.
 
 Places are given by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over
 tenants, each new place costing one: a tenant that begins many contexts at once stands
@@ -32,6 +33,8 @@ WINDOW, MIN_ENDED = 1000, 5
 PROGRAMS_PER_QUANTUM = 4.0
 #: A quantum is worth at least so many mean turns, also while little is known.
 LEAST_TURNS = 24
+#: It ends after so many turns, however short, or that multiple of the mean program's.
+MOST_SHORT_TURNS = 20
 #: One program counts for at most so many mean turns: few must not make all quanta.
 MOST_TURNS = 256
 #: Tenants remembered whose last context has not begun yet.
@@ -45,14 +48,14 @@ class Place:
     seq: from `PlaceNumbers`; smaller is served first.
     turns: turns of it that were admitted.
     served_s: seconds that they ran, and that the engine stood still for its pins.
-    quantum_from_s: `served_s` when its quantum began; infinite once that is used up,
-        until the next turn is admitted. (There is one object for each context: no more
-        fields.)
+    quantum_from_turn, quantum_from_s: turns before its quantum began, and `served_s`
+        then; infinite once that is used up, until the next turn is admitted.
     """
 
     seq: int
     turns: int = 0
     served_s: float = 0.0
+    quantum_from_turn: int = 0
     quantum_from_s: float = 0.0
 
     @property
@@ -65,14 +68,18 @@ class Place:
         self.turns += 1
         if self.is_used_up:
             self.quantum_from_s = self.served_s
+            self.quantum_from_turn = self.turns - 1
 
-    def charge(self, seconds: float, quantum_s: float) -> bool:
+    def charge(self, seconds: float, quantum_s: float, quantum_turns: float) -> bool:
         """A turn ran for so long; True if that used up the quantum.
 
         The caller must then give the context a new place with `move_back`.
         """
         self.served_s += seconds
-        return not self.is_used_up and self.served_s - self.quantum_from_s >= quantum_s
+        return not self.is_used_up and (
+            self.served_s - self.quantum_from_s >= quantum_s
+            or self.turns - self.quantum_from_turn >= quantum_turns
+        )
 
     def move_back(self, seq: int) -> None:
         """Its quantum is used up; `seq` is a new place's, see `PlaceNumbers.next`."""
@@ -116,14 +123,15 @@ class Quantum:
     def __init__(self, fixed_turns: int | None = None) -> None:
         """
         Args:
-            fixed_turns: it is worth so many mean turns; None: learnt from programs that
-                ended.
+            fixed_turns: it is worth so many mean turns, and lasts for so many at most;
+                None: learnt from programs that ended.
         """
         self._fixed_turns = fixed_turns
         # Neither a flood of one-shot requests must make all quanta (first turns count
         # only while there were no others), nor one turn that was paused.
         self._first_s, self._later_s = SlidingMean(WINDOW), SlidingMean(WINDOW)
         self._program_s = SlidingMean(WINDOW)
+        self._program_turns = SlidingMean(WINDOW)
 
     def on_turn(self, seconds: float, *, is_first: bool) -> None:
         """A turn of any program ran for so long, the first of its context or not."""
@@ -142,6 +150,7 @@ class Quantum:
         if place.turns > 1:
             most_s = MOST_TURNS * self.turn_s.value
             self._program_s.observe(min(place.served_s, most_s))
+            self._program_turns.observe(min(place.turns, MOST_TURNS))
 
     @property
     def seconds(self) -> float:
@@ -154,3 +163,12 @@ class Quantum:
         if self._program_s.count < MIN_ENDED:
             return least_s
         return max(least_s, PROGRAMS_PER_QUANTUM * self._program_s.value)
+
+    @property
+    def turns(self) -> float:
+        """For how many turns a place lasts at most, however short they are."""
+        if self._fixed_turns is not None:
+            return self._fixed_turns
+        turns = self._program_turns
+        mean = turns.value if turns.count >= MIN_ENDED else 0.0
+        return max(MOST_SHORT_TURNS, PROGRAMS_PER_QUANTUM * mean)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
-from ttlcache.programs.prompt_end import tail_digest
+from ttlcache.programs.prompt_end import LENGTH_MASK, tail_digest
 from ttlcache.types import TokenSlice
 
 #: The live program of a number, None for one that ended.
@@ -21,14 +21,6 @@ ProgramOf = Callable[[int], Program | None]
 
 _NUMBER_BITS = 64
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-#: Of a digest: how many tokens it is of. Blocks with recurrent states have thousands.
-_LENGTH_BITS = 20
-_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
-
-
-def _digest(tail: Sequence[int]) -> int:
-    """Of the tokens behind a context's last full block, with their number."""
-    return tail_digest(tail) << _LENGTH_BITS | len(tail)
 
 
 class PrefixIndex:
@@ -69,7 +61,7 @@ class PrefixIndex:
         if not 0 < num_blocks <= len(hashes):
             return
         key = hashes[num_blocks - 1]
-        digest = _digest(tokens(num_blocks * self._block_tokens, num_tokens))
+        digest = tail_digest(tokens(num_blocks * self._block_tokens, num_tokens))
         place = self._places.get(key)
         if place is None:
             self._places[key] = digest << _NUMBER_BITS | number
@@ -124,9 +116,9 @@ class PrefixIndex:
         if stop < start:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
-        for length in sorted({digest & _LENGTH_MASK for digest in place}, reverse=True):
+        for length in sorted({digest & LENGTH_MASK for digest in place}, reverse=True):
             if length <= len(tail):
-                number = place.get(_digest(tail[:length]))
+                number = place.get(tail_digest(tail[:length]))
                 program = None if number is None else program_of(number)
                 if program is not None:
                     return program

@@ -15,7 +15,9 @@ from ttlcache.types import Arrival, TokenSlice
 
 #: Prompts that are compared, and tokens that count as the template's at most.
 PROMPTS, MOST_TOKENS = 8, 8
-_DIGEST_MASK = (1 << 48) - 1
+_DIGEST_MASK = (1 << 40) - 1
+#: The last bits of a digest: of how many tokens. Blocks with a state have thousands.
+_LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
 
 
 class GenerationPrompt:
@@ -88,5 +90,6 @@ class PromptEnd:
 
 
 def tail_digest(tokens: Sequence[int]) -> int:
-    """Of the tokens behind a full block; 0 of none."""
-    return hash(tuple(tokens)) & _DIGEST_MASK if tokens else 0
+    """Of the tokens behind a full block, and of their number; 0 of none."""
+    digest = hash(tuple(tokens)) & _DIGEST_MASK if tokens else 0
+    return digest << _LENGTH_BITS | len(tokens)

@@ -84,16 +84,16 @@ class GrowthReserve(AdmissionControl):
     runs, no turn has started for as long as one takes (`MemoryArbiter.opens_s`), or it
     has waited for `max_queue_wait_s` (the engine adapter's part):
 
-        needed + min(growth(c of the new one) + sum of growth(c) over those that hold
-        memory, half of the pool) <= free
+        needed + min((1 - s) * (growth(c of the new one) + sum of growth(c) over those
+        that hold memory), half of the pool) <= free
         growth(c) = share * max(0, mean context of ended programs - c)
 
-    with c the blocks of a context. A share of 1/2 would count a program as the mean of
-    its context now and at its end: programs are at different points of their lives, and
-    not all are at their largest together. A program holds memory while a turn is under
-    way or pinned; its growth is the one expected at its latest event. A program that
-    has started never waits here, nor do its sub-agents; and no program does before some
-    have ended. O(1) per event and per question.
+    with c the blocks of a context, and s the part of a final one that the new program
+    found cached: a head that programs share is not computed again when a pin falls. Not
+    all growth is reserved, as not all programs are at their largest together. One holds
+    memory while a turn is under way or pinned; its growth is the one expected at its
+    latest event. One that has started never waits here, nor do its sub-agents; and no
+    program does before some have ended. O(1) per event and per question.
     """
 
     def __init__(self, share: float, block_tokens: int) -> None:
@@ -152,10 +152,11 @@ class GrowthReserve(AdmissionControl):
             return 0.0
         growth = self._expected_growth_context_blocks(context_blocks)
         growth += self._growth_context_blocks
-        reserved = min(
-            growth * self._pool_blocks_per_context_block,
-            MAX_POOL_SHARE * pressure.pool_blocks,
-        )
+        per_context_block = self._pool_blocks_per_context_block
+        shared = max(0.0, context_blocks - needed_pool_blocks / per_context_block)
+        shared /= max(context_blocks, self._final_context_blocks.value)
+        reserved = (1.0 - shared) * growth * per_context_block
+        reserved = min(reserved, MAX_POOL_SHARE * pressure.pool_blocks)
         return needed_pool_blocks + reserved - pressure.free_blocks
 
     def is_newcomer(self, program: Program) -> bool:

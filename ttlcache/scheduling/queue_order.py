@@ -150,7 +150,10 @@ class QueueOrder:
         return record.claim_counts and self.pins.get(record.pin_id) is not None
 
     def _charge(self, place: Place, tenant: str, seconds: float) -> None:
-        if self.ordering.places_end and place.charge(seconds, self.quantum.seconds):
+        quantum = self.quantum
+        if self.ordering.places_end and place.charge(
+            seconds, quantum.seconds, quantum.turns
+        ):
             place.move_back(self.programs.place_numbers.next(tenant))
             self.telemetry.metrics.count("quanta_used_up")
 

@@ -168,8 +168,7 @@ class InferCept(Policy):
 
     def _swap_waste(self, tokens: int, others: float, view: View) -> float:
         """inf where no tier is known to give anything back."""
-        tiers = (view.tier,) if view.tier is not None else view.costs.tiers
-        swap_s = min((view.costs.reload_s(t, tokens) for t in tiers), default=math.inf)
+        swap_s = view.costs.reload_s(view.tier or "cpu", tokens)
         if math.isinf(swap_s):
             return math.inf
         return 2.0 * swap_s * (1.0 - self.options.swap_hidden) * others
