@@ -1,7 +1,5 @@
 """`adaptive` without one idea at a time: what each takes away, and nothing else."""
 
-from __future__ import annotations
-
 import inspect
 import math
 

@@ -3,8 +3,6 @@
 With the step times of a real server of this model, from results that are committed.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

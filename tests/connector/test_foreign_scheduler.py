@@ -4,8 +4,6 @@ vLLM's own asks nothing; the one in `own_scheduler` asks the connector for order
 and memory.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -131,10 +131,8 @@ def test_both_searches_find_a_leak(monkeypatch):
 @pytest.mark.parametrize(
     ("urgency", "seeds"),
     [
-        # Pins do not give way when nothing runs.
-        (Urgency.STALLED, range(30)),
-        # Loads, which hold memory, are refused pins as those that hold none are.
-        (Urgency.OVERDUE, (1264, 1360)),
+        (Urgency.STALLED, range(30)),  # pins do not give way when nothing runs
+        (Urgency.OVERDUE, (1264, 1360)),  # nor for loads, which hold memory already
     ],
 )
 def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):
@@ -149,7 +147,7 @@ def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):
 
 
 def test_the_search_finds_loads_that_vllm_keeps_too_little_for(monkeypatch):
-    monkeypatch.setattr(AllocationGuard, "unreserved_blocks", lambda _self: 0)
+    monkeypatch.setattr(AllocationGuard, "underreserved_blocks", lambda _self: 0)
     assert "wedge" in failures((1980, 2360))
 
 

@@ -40,8 +40,8 @@ def admitted(control, program, needed, free_blocks):
         (FINALS, [4, 12], 2, 2, 22, 1.0),
         # One that is larger than most needs nothing more.
         (FINALS, [50], 30, 30, 30, 0.0),
-        # It shares 10 blocks, half of a final context: 2, and half of (20 - 12) / 2.
-        (FINALS, [20], 2, 12, 3, 1.0),
+        # Of 12 blocks 10 are shared: 2 are needed, and (20 - 12) / 2 for its growth.
+        (FINALS, [20], 2, 12, 5, 1.0),
         # Chats of one block beside agents of 999, and the mean is far from either:
         # half of the pool serves whoever comes.
         ((1, 999) * MIN_ENDED, [1] * 40, 1, 1, 50, 1.0),
@@ -60,6 +60,14 @@ def test_room_is_kept_for_half_of_what_is_still_to_come(
     newcomer, pressure = make_program(99), Pressure(100, free_blocks=free)
     found = control.missing_blocks(newcomer, needed, context_blocks, pressure)
     assert found == missing
+
+
+def test_what_new_programs_find_cached_is_not_reserved():
+    control = room_to_grow()
+    for found in (0, 10):  # a quarter of a final context in the mean
+        control.on_program_start(found)
+    control.on_context(make_program(1), 4)
+    assert control.reserved_pool_blocks == 0.75 * 8.0
 
 
 def test_with_several_cache_groups_a_context_takes_more_blocks():

@@ -142,7 +142,6 @@ def test_curves_stay_non_negative_and_rise(rows):
 def test_reload_is_learned_per_tier():
     rng = np.random.default_rng(4)
     costs = CostModel()
-    assert costs.reload_s("cpu", 1) == math.inf
     costs.observe_reload("cpu", 10_000, 0.02)
     assert costs.reload_s("cpu", 10_000) == pytest.approx(0.02)
     true = {"cpu": (0.005, 1e-6), "disk": (0.05, 2e-5)}

@@ -132,12 +132,12 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
 
 def test_a_quantum_ends_after_many_turns_however_short():
     quantum, place = Quantum(), Place(1)
-    assert quantum.turns == fair_queueing.MOST_SHORT_TURNS
+    assert quantum.turns == fair_queueing.LEAST_TURNS
     for _ in range(MIN_ENDED):
         quantum.on_program_end(Place(1, turns=30))
     for turn in range(1, 121):
         place.on_scheduled()
-        assert place.charge(0.01, 1e9, quantum.turns) == (turn == 120)
+        assert place.charge(0.01, quantum) == (turn == 120)
 
 
 def test_a_flood_of_one_shot_requests_makes_no_quanta():

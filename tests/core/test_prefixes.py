@@ -75,7 +75,7 @@ def test_the_longest_context_wins_then_the_latest():
     assert index.find([*SYSTEM, 9]) == "B"
 
 
-def test_many_programs_behind_one_block_are_all_told_apart(monkeypatch):
+def test_many_programs_behind_one_block_are_all_told_apart():
     # Scenario: twenty anonymous programs share their last full block. They differ
     # in the tokens behind it, some in how many there are. Twenty others have ended.
     contexts = {f"p{n}": [*SYSTEM, *[100 + n, 7][: 1 + n % 2]] for n in range(20)}
@@ -88,10 +88,13 @@ def test_many_programs_behind_one_block_are_all_told_apart(monkeypatch):
         assert index.find([*context, 0]) == label
     assert index.find([*SYSTEM, 99, 0, 0]) is None
     assert index.find([*SYSTEM, 200, 0]) is None
-    hashed = []  # not one tail for each token of a block
+
+
+def test_a_tail_is_hashed_once_for_each_length_known(monkeypatch):
+    index, hashed = Index(A=[*SYSTEM, 1, 2]), []
     monkeypatch.setattr(prefix_index, "tail_digest", lambda t: hashed.append(len(t)))
-    assert index.find([*SYSTEM, 100, 0, 0]) is None
-    assert hashed == [2, 1]
+    assert index.find([*SYSTEM, 1, 3, 4, 5]) is None
+    assert hashed == [2]
 
 
 def test_the_bound_holds_over_tails_of_all_lengths():

@@ -3,8 +3,6 @@
 `python -m bench fuzz` plays 20,000 of them.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from bench.stress.fuzz.cli import WARM_UP, compare

@@ -5,13 +5,12 @@ end. One that never ends would keep all others waiting for ever, and so would on
 spawns sub-agents without end. Hence a place belongs to a context, not to an id: a
 request that continues no context stands where a newcomer stands. And a place lasts for
 a quantum of service; then the context queues up again as if it had just come. The bound
-on waiting that follows is proved in docs/scheduling.md.
+on waiting that follows is proved in docs/research/scheduling-proof.md.
 
 A quantum that most programs need more than once takes their place from all of them, and
 the order is no order any more. How much they need depends on the model, the hardware
-and the load, so it is learnt; and the least of it is so many turns' worth, whatever a
-turn takes: vLLM's own order lets one turn of every program pass a waiting request. It
-also ends after a number of turns, as those that find all their context are short.
+and the load, so it is learnt, in seconds and turns, as some clients' are short. It is
+some turns at least, whatever they take: vLLM's order lets one of each program pass.
 
 Places are given by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over
 tenants, each new place costing one: a tenant that begins many contexts at once stands
@@ -28,13 +27,11 @@ from ttlcache.estimators.sliding_mean import SlidingMean
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
-#: A quantum is so many times the service of the mean program: longer programs are few,
-#: or much longer than the rest, and to serve those last shortens the mean.
+#: A quantum is so many times what the mean program takes: longer programs are few, or
+#: much longer than the rest, and to serve those last shortens the mean.
 PROGRAMS_PER_QUANTUM = 4.0
-#: A quantum is worth at least so many mean turns, also while little is known.
-LEAST_TURNS = 24
-#: It ends after so many turns, however short, or that multiple of the mean program's.
-MOST_SHORT_TURNS = 20
+#: It is so many turns, or mean turns' seconds, at least, also while little is known.
+LEAST_TURNS = 20
 #: One program counts for at most so many mean turns: few must not make all quanta.
 MOST_TURNS = 256
 #: Tenants remembered whose last context has not begun yet.
@@ -49,7 +46,7 @@ class Place:
     turns: turns of it that were admitted.
     served_s: seconds that they ran, and that the engine stood still for its pins.
     quantum_from_turn, quantum_from_s: turns before its quantum began, and `served_s`
-        then; infinite once that is used up, until the next turn is admitted.
+        then, which is infinite from a quantum's end to the next turn's admission.
     """
 
     seq: int
@@ -70,15 +67,15 @@ class Place:
             self.quantum_from_s = self.served_s
             self.quantum_from_turn = self.turns - 1
 
-    def charge(self, seconds: float, quantum_s: float, quantum_turns: float) -> bool:
+    def charge(self, seconds: float, quantum: Quantum) -> bool:
         """A turn ran for so long; True if that used up the quantum.
 
         The caller must then give the context a new place with `move_back`.
         """
         self.served_s += seconds
         return not self.is_used_up and (
-            self.served_s - self.quantum_from_s >= quantum_s
-            or self.turns - self.quantum_from_turn >= quantum_turns
+            self.served_s - self.quantum_from_s >= quantum.seconds
+            or self.turns - self.quantum_from_turn >= quantum.turns
         )
 
     def move_back(self, seq: int) -> None:
@@ -107,8 +104,8 @@ class PlaceNumbers:
         return number
 
     def give_back(self, tenant: str) -> None:
-        """A program ended of which no turn was admitted: it stands before none of its
-        tenant's next ones. Once for each, or its tenant would stand before others."""
+        """A program ended of whose place no turn was admitted: it stands before none of
+        its tenant's next ones. Once for each, or these would stand before others'."""
         if self._last.get(tenant, 0) > self._started:
             self._last[tenant] -= 1
 
@@ -130,8 +127,7 @@ class Quantum:
         # Neither a flood of one-shot requests must make all quanta (first turns count
         # only while there were no others), nor one turn that was paused.
         self._first_s, self._later_s = SlidingMean(WINDOW), SlidingMean(WINDOW)
-        self._program_s = SlidingMean(WINDOW)
-        self._program_turns = SlidingMean(WINDOW)
+        self._program_s, self._program_turns = SlidingMean(WINDOW), SlidingMean(WINDOW)
 
     def on_turn(self, seconds: float, *, is_first: bool) -> None:
         """A turn of any program ran for so long, the first of its context or not."""
@@ -171,4 +167,4 @@ class Quantum:
             return self._fixed_turns
         turns = self._program_turns
         mean = turns.value if turns.count >= MIN_ENDED else 0.0
-        return max(MOST_SHORT_TURNS, PROGRAMS_PER_QUANTUM * mean)
+        return max(LEAST_TURNS, PROGRAMS_PER_QUANTUM * mean)

@@ -116,12 +116,13 @@ class PrefixIndex:
         if stop < start:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
-        for length in sorted({digest & LENGTH_MASK for digest in place}, reverse=True):
-            if length <= len(tail):
-                number = place.get(tail_digest(tail[:length]))
-                program = None if number is None else program_of(number)
-                if program is not None:
-                    return program
+        many = len(place) > len(tail)
+        lengths = range(len(tail) + 1) if many else {d & LENGTH_MASK for d in place}
+        for length in sorted(lengths, reverse=True):
+            number = place.get(tail_digest(tail[:length]))
+            program = None if number is None else program_of(number)
+            if program is not None:
+                return program
         return None
 
     def _add(

@@ -42,6 +42,9 @@ class AdmissionControl:
     def on_context(self, program: Program, context_blocks: float) -> None:
         """A turn of `program` got its memory, or finished: its context is so large."""
 
+    def on_program_start(self, cached_context_blocks: float) -> None:
+        """A new program got its memory: so much of its prompt was in there."""
+
     def on_no_pin(self, program: Program) -> None:
         """No pin for its context: its turn got none, or lost it, or was aborted."""
 
@@ -84,16 +87,15 @@ class GrowthReserve(AdmissionControl):
     runs, no turn has started for as long as one takes (`MemoryArbiter.opens_s`), or it
     has waited for `max_queue_wait_s` (the engine adapter's part):
 
-        needed + min((1 - s) * (growth(c of the new one) + sum of growth(c) over those
-        that hold memory), half of the pool) <= free
-        growth(c) = share * max(0, mean context of ended programs - c)
+        needed + min(growth(c of the new one) + sum of growth(c) over those that hold
+        memory, half of the pool) <= free
+        growth(c) = share * (1 - s) * max(0, F - c)
 
-    with c the blocks of a context, and s the part of a final one that the new program
-    found cached: a head that programs share is not computed again when a pin falls. Not
-    all growth is reserved, as not all programs are at their largest together. One holds
-    memory while a turn is under way or pinned; its growth is the one expected at its
-    latest event. One that has started never waits here, nor do its sub-agents; and no
-    program does before some have ended. O(1) per event and per question.
+    with c the blocks of a context, F the mean of ended programs' last ones, and s the
+    part of F that new programs find cached in the mean: a shared head is not computed
+    again when a pin falls. Not all are at their largest together, hence the share. One
+    holds memory while a turn is under way or pinned; its growth is that of its latest
+    event. Started ones and their sub-agents never wait, nor any before some have ended.
     """
 
     def __init__(self, share: float, block_tokens: int) -> None:
@@ -107,6 +109,7 @@ class GrowthReserve(AdmissionControl):
         self._shares: dict[Program, _Share] = {}
         self._growth_context_blocks = 0.0  # the sum over them
         self._final_context_blocks = SlidingMean(WINDOW)
+        self._cached_context_blocks = SlidingMean(WINDOW)  # at programs' starts
         self._turn_context_blocks = SlidingMean(WINDOW)
         self._turn_pool_blocks = SlidingMean(WINDOW)
 
@@ -121,6 +124,9 @@ class GrowthReserve(AdmissionControl):
         growth = self._expected_growth_context_blocks(context_blocks)
         self._shares[program] = _Share(context_blocks, growth)
         self._growth_context_blocks += growth
+
+    def on_program_start(self, cached_context_blocks: float) -> None:
+        self._cached_context_blocks.observe(cached_context_blocks)
 
     def on_no_pin(self, program: Program) -> None:
         pinned = any(turn.pin_id is not None for turn in program.open_turns)
@@ -152,10 +158,7 @@ class GrowthReserve(AdmissionControl):
             return 0.0
         growth = self._expected_growth_context_blocks(context_blocks)
         growth += self._growth_context_blocks
-        per_context_block = self._pool_blocks_per_context_block
-        shared = max(0.0, context_blocks - needed_pool_blocks / per_context_block)
-        shared /= max(context_blocks, self._final_context_blocks.value)
-        reserved = (1.0 - shared) * growth * per_context_block
+        reserved = growth * self._pool_blocks_per_context_block
         reserved = min(reserved, MAX_POOL_SHARE * pressure.pool_blocks)
         return needed_pool_blocks + reserved - pressure.free_blocks
 
@@ -180,9 +183,10 @@ class GrowthReserve(AdmissionControl):
 
     def _expected_growth_context_blocks(self, context_blocks: float) -> float:
         final = self._final_context_blocks
-        if final.count < MIN_ENDED:
+        if final.count < MIN_ENDED or final.value <= context_blocks:
             return 0.0
-        return self._share * max(0.0, final.value - context_blocks)
+        found = min(1.0, self._cached_context_blocks.value / final.value)
+        return self._share * (1.0 - found) * (final.value - context_blocks)
 
     def _drop(self, program: Program) -> _Share | None:
         share = self._shares.pop(program, None)

@@ -119,7 +119,8 @@ class QueueOrder:
 
     def on_program_end(self, program: Program) -> None:
         """The service of its longest context teaches how long a quantum is."""
-        if not program.place.turns and not program.live_requests:
+        unused = not program.place.turns or program.place.is_used_up
+        if unused and not program.live_requests:
             self.programs.place_numbers.give_back(program.tenant)
         if program.work is not None:
             self.work.on_program_end(program.work)
@@ -150,10 +151,7 @@ class QueueOrder:
         return record.claim_counts and self.pins.get(record.pin_id) is not None
 
     def _charge(self, place: Place, tenant: str, seconds: float) -> None:
-        quantum = self.quantum
-        if self.ordering.places_end and place.charge(
-            seconds, quantum.seconds, quantum.turns
-        ):
+        if self.ordering.places_end and place.charge(seconds, self.quantum):
             place.move_back(self.programs.place_numbers.next(tenant))
             self.telemetry.metrics.count("quanta_used_up")
 

@@ -104,7 +104,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     engine = replace(engine, extra_config=config)
     drafts = 0
     hybrid = engine.sliding_window is not None or engine.mamba_mode is not None
-    if rng.random() < 0.15 and not hybrid:
+    if rng.random() < 0.15 and engine.mamba_mode is None:
         drafts = rng.choice((1, 3))
         engine = _with_drafts(engine, drafts)
     depth = 2 if asynchronous else rng.choice((1, 1, 1, 2, 3))
@@ -120,8 +120,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     # With recurrent states or windows vLLM promises loads fewer blocks than they take,
     # and so wedges by itself (`bench.stress.wedge.alone`); with windows we prevent it.
     plain = engine.scheduler_cls is not None
-    wedges = engine.mamba_mode is not None or (hybrid and plain)
-    if faults or wedges or rng.random() > load_share:
+    if faults or engine.mamba_mode is not None or rng.random() > load_share:
         drawn = RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)
         return drawn if faults or plain else _with_cpu_tier(drawn)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.

@@ -79,6 +79,11 @@ class AllocationGuard:
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
+        self._windows = [
+            index
+            for index, group in enumerate(self._groups)
+            if group.most_blocks < math.inf
+        ]
 
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
@@ -91,7 +96,7 @@ class AllocationGuard:
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
         if kwargs.get("delay_cache_blocks") and "reserved_blocks" in kwargs:
-            kwargs["reserved_blocks"] += self.unreserved_blocks()
+            kwargs["reserved_blocks"] += self.underreserved_blocks()
         blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
         if blocks is not None:
             return blocks
@@ -157,24 +162,22 @@ class AllocationGuard:
         return Urgency.OVERDUE if is_first else Urgency.WAITING
 
     @guarded(fallback=0)
-    def unreserved_blocks(self) -> int:
-        """What prefills under way still take and vLLM does not keep free for them.
+    def underreserved_blocks(self) -> int:
+        """What vLLM keeps free too little of for prefills under way.
 
-        It holds a window's bound against all places of the request in that group,
-        also against those that the window has left, which hold no block. Two loads
-        that both lack blocks then would wait for each other.
+        It subtracts a request's whole block table from the most blocks that a window
+        holds, also the null blocks of what the window has left. Two loads that both
+        lack blocks then would wait for each other.
         """
         missing = 0
-        for request in self._prefills:
+        for request in self._prefills if self._windows else ():
             held = self._manager.get_blocks(request.request_id).blocks
-            for group, blocks in zip(self._groups, held, strict=True):
-                if group.most_blocks < math.inf:
-                    ahead = group.blocks(request.num_tokens) - len(blocks)
-                    left = bisect_left(blocks, True, key=lambda b: not b.is_null)
-                    spare = group.most_blocks - len(blocks)
-                    missing += int(
-                        max(0, min(ahead, spare + left)) - max(0, min(ahead, spare))
-                    )
+            for index in self._windows:
+                group, blocks = self._groups[index], held[index]
+                nulls = bisect_left(blocks, True, key=lambda b: not b.is_null)
+                ahead = group.blocks(request.num_tokens) - len(blocks)
+                spare = int(group.most_blocks) - len(blocks)
+                missing += max(0, min(ahead, spare + nulls)) - max(0, min(ahead, spare))
         return missing
 
     def _is_refused(self, missing: int, urgency: Urgency) -> bool:
