@@ -73,9 +73,9 @@ class TTLCacheConfig(BaseModel):
     quantum_turns: int | None = Field(
         default=None,
         ge=1,
-        description="After so many turns, or the service of so many mean turns, a "
-        "context queues as if new; default: four mean programs' turns or service, at "
-        "least 20 turns'.",
+        description="Turns after which a context queues as if new, or earlier, once it "
+        "took as many mean turns' seconds; default: four mean programs' turns and "
+        "seconds, at least 20 turns'.",
     )
     max_queue_wait_s: float | None = Field(
         default=None,

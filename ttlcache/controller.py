@@ -220,7 +220,8 @@ class Controller:
             was_newcomer = self.admission.is_newcomer(record.program)
             self.admission.on_context(record.program, context_blocks)
             if was_newcomer:
-                self.admission.on_program_start(cached_tokens / self.block_tokens)
+                if record.place.turns == 1:  # a retry finds its own prompt
+                    self.admission.on_program_start(cached_tokens / self.block_tokens)
                 self._on_program_start(record.program)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None

@@ -65,6 +65,8 @@ def test_a_tenant_gains_nothing_for_having_been_away():
     for _ in range(100):
         numbers.on_scheduled(numbers.next("a"))
     assert numbers.next("b") == 101
+    numbers.give_back("b", 1)  # it was passed long ago
+    assert numbers.next("b") == 102
 
 
 def test_what_a_tenant_gave_up_does_not_stand_before_its_next_request():
@@ -151,14 +153,12 @@ def test_a_flood_of_one_shot_requests_makes_no_quanta():
     assert quantum.seconds < 1000.0 * fair_queueing.LEAST_TURNS
 
 
-def test_the_quantum_can_be_watched():
-    engine = make_engine(quantum_turns=None)
-    assert engine.controller.gauges()["seniority_quantum_seconds"] == math.inf
-    for label in "ABCDEFGH"[:MIN_ENDED]:
-        serve_turns(engine, label, 20)
-        engine.end(label)
-    told_s = engine.controller.gauges()["seniority_quantum_seconds"]
-    assert told_s == fair_queueing.PROGRAMS_PER_QUANTUM * 20.0
+def test_a_used_up_place_of_an_ended_program_is_given_back():
+    engine = make_engine(quantum_turns=1)
+    serve(engine, "a1", "A")
+    engine.end("A")
+    engine.arrive("b1", [5, 6], program="B")
+    assert engine.controller.requests["b1"].place.seq == 2
 
 
 # --- places of contexts ----------------------------------------------------------

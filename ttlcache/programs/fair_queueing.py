@@ -103,10 +103,9 @@ class PlaceNumbers:
             self._last.popitem(last=False)
         return number
 
-    def give_back(self, tenant: str) -> None:
-        """A program ended of whose place no turn was admitted: it stands before none of
-        its tenant's next ones. Once for each, or these would stand before others'."""
-        if self._last.get(tenant, 0) > self._started:
+    def give_back(self, tenant: str, number: int) -> None:
+        """A program ended of whose place no turn was admitted: the next one gets it."""
+        if min(number, self._last.get(tenant, 0)) > self._started:
             self._last[tenant] -= 1
 
     def on_scheduled(self, number: int) -> None:

@@ -119,9 +119,9 @@ class QueueOrder:
 
     def on_program_end(self, program: Program) -> None:
         """The service of its longest context teaches how long a quantum is."""
-        unused = not program.place.turns or program.place.is_used_up
-        if unused and not program.live_requests:
-            self.programs.place_numbers.give_back(program.tenant)
+        place = program.place
+        if (not place.turns or place.is_used_up) and not program.live_requests:
+            self.programs.place_numbers.give_back(program.tenant, place.seq)
         if program.work is not None:
             self.work.on_program_end(program.work)
         places = [turn.place for turn in program.open_turns if turn.place]
