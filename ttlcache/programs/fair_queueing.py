@@ -104,7 +104,7 @@ class PlaceNumbers:
         return number
 
     def give_back(self, tenant: str, number: int) -> None:
-        """A program ended of whose place no turn was admitted: the next one gets it."""
+        """No turn was admitted from this place, none will be: the next one gets it."""
         if min(number, self._last.get(tenant, 0)) > self._started:
             self._last[tenant] -= 1
 

@@ -116,7 +116,7 @@ class PrefixIndex:
         if stop < start:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
-        many = len(place) > len(tail) ** 2
+        many = len(place) > len(tail) ** 2  # what hashing every length costs
         lengths = range(len(tail) + 1) if many else {d & LENGTH_MASK for d in place}
         for length in sorted(lengths, reverse=True):
             number = place.get(tail_digest(tail[:length]))

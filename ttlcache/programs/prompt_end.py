@@ -16,7 +16,7 @@ from ttlcache.types import Arrival, TokenSlice
 #: Prompts that are compared, and tokens that count as the template's at most.
 PROMPTS, MOST_TOKENS = 8, 8
 _DIGEST_MASK = (1 << 40) - 1
-#: The last bits of a digest: of how many tokens. Blocks with a state have thousands.
+#: A digest's last bits: of how many tokens it is. Blocks with a state have thousands.
 _LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
 
 

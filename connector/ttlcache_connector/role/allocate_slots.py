@@ -163,11 +163,11 @@ class AllocationGuard:
 
     @guarded(fallback=0)
     def underreserved_blocks(self) -> int:
-        """What vLLM keeps free too little of for prefills under way.
+        """Blocks that vLLM fails to keep free for prefills under way.
 
         It subtracts a request's whole block table from the most blocks that a window
-        holds, also the null blocks of what the window has left. Two loads that both
-        lack blocks then would wait for each other.
+        holds, with the null blocks of what the window has left. Two loads could then
+        both lack blocks, and wait for each other.
         """
         missing = 0
         for request in self._prefills if self._windows else ():
