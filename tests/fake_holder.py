@@ -92,10 +92,11 @@ class FakeHolder:
         self.take(blocks)
         self.held[pin_id] = list(blocks)
 
-    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
         """What plain LRU would still have, as `BlockHolder` says."""
         blocks = self.held[pin_id]
-        left = self._evicted_at[pin_id] - self._taken_at_find - blocks_before
+        taken_blocks = self._taken_at_find + tokens_before // self.block_tokens
+        left = self._evicted_at[pin_id] - taken_blocks
         if self.whole_pins and left >= 0:
             return math.inf
         shared = sum(self.references[block] > 2 for block in blocks)

@@ -134,12 +134,7 @@ def test_vllm_knows_its_flags(words):
     arguments = find("make_arg_parser")(FlexibleArgumentParser()).parse_args(words[1:])
     transfer = arguments.kv_transfer_config
     assert transfer.kv_connector == "TTLConnector"
-    extra = {
-        key: value
-        for key, value in transfer.kv_connector_extra_config.items()
-        if not key.startswith("lmcache.")
-    }
-    load_config(extra)
+    load_config(transfer.kv_connector_extra_config)
 
 
 @pytest.mark.parametrize("words", _of("ttlcache"))

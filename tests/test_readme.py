@@ -12,7 +12,7 @@ import pytest
 
 from bench.serve import process
 from tests.documented import PAGES, ROOT
-from ttlcache import load_config
+from ttlcache.config import load_config
 from ttlcache.programs.hints import parse_hints
 
 README = (ROOT / "README.md").read_text()

@@ -247,6 +247,13 @@ class Controller:
         self._step_ended_s = now_s
         self.costs.observe_step(step, seconds, is_ahead=is_ahead)
 
+    def on_paused(self, paused_s: float) -> None:
+        """The engine was told to stand still: that was no service, and no waiting."""
+        now_s = self._clock.now_s()
+        for record in self.requests.values():
+            record.move_on(paused_s, now_s)
+        self.queue.started_s = min(now_s, self.queue.started_s + paused_s)
+
     def on_prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""
         record = self.requests.get(request_id)
@@ -441,8 +448,8 @@ class Controller:
     def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:
         turn = self._turns.open(record, finish, now_s)
         self._identifier.remember(record, finish)
-        context_blocks = finish.num_tokens / self.block_tokens
-        self.admission.on_footprint(context_blocks, finish.footprint_blocks)
+        kv_context_blocks = finish.kv_tokens / self.block_tokens
+        self.admission.on_pool_blocks(kv_context_blocks, finish.kv_blocks)
         if not self.retention.is_enabled or record.hints.rejected:
             return NOTHING_RETAINED
         self.tier.on_turn_end(turn)

@@ -207,8 +207,6 @@ class Finish(NamedTuple):
     count_unpinned: how many of the first n of them no pin references right now;
         None means all.
     divisible: whether a prefix of the blocks is worth pinning without the rest.
-    footprint_blocks: memory of the request with shared blocks divided among their
-        users.
     detect: reads the tool from the output; called only if no hint names it.
     """
 
@@ -221,7 +219,6 @@ class Finish(NamedTuple):
     kv_blocks: int = 0
     kv_tokens: int = 0
     count_unpinned: Callable[[int], int] | None = None
-    footprint_blocks: float = 0.0
     divisible: bool = True
     detect: Callable[[], GapKey | None] | None = None
 
@@ -273,14 +270,14 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
-    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
         """What plain vLLM's prefix cache would still have of a pinned turn.
 
         Asked when the turn's next request has got its blocks, before its pin ends.
 
         Args:
-            blocks_before: that plain vLLM would have given to others before this
-                request, beside those taken here (`ttlcache.estimators.lru_backlog`).
+            tokens_before: for which plain vLLM would have given memory to others before
+                this request, beside those here (`ttlcache.estimators.lru_backlog`).
 
         Returns:
             Tokens of the turn, from its beginning; `math.inf` for all.

@@ -59,7 +59,7 @@ def machine() -> dict[str, Any]:
 class NullHolder:
     """A `BlockHolder` without blocks."""
 
-    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
         return 0.0
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:

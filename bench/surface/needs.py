@@ -78,14 +78,14 @@ USES: dict[str, tuple[str, ...]] = {
         "get_new_blocks(num_blocks)",
         *("blocks", "null_block", "num_gpu_blocks", "hash_block_size"),
         "_insert_block_hash(block_hash_with_group_id, block, num_tokens)",
-        "cached_block_hash_to_block",
+        *("cached_block_hash_to_block", "cached_block_hashes_by_block"),
     ),
     "vllm/v1/kv_cache_interface.py::KVCacheConfig": (
         *("num_blocks", "kv_cache_groups", "kv_cache_tensors"),
     ),
     "vllm/v1/kv_cache_interface.py::KVCacheTensor": ("size",),
     _CORE + "kv_cache_utils.py::KVCacheBlock": (
-        *("block_id", "ref_cnt", "block_hash", "is_null"),
+        *("block_id", "ref_cnt", "block_hash", "is_null", "block_hash_num_tokens"),
     ),
     "vllm/v1/request.py::Request": (
         *("request_id", "num_tokens", "num_prompt_tokens", "num_output_tokens"),

@@ -249,6 +249,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def after_step(self, scheduler_output: SchedulerOutput) -> None:
         self._bound.steps.on_step_end(scheduler_output)
 
+    @_of_scheduler()
+    def on_paused(self, paused_s: float) -> None:
+        """For so long the engine was told to stand still."""
+        self._bound.steps.on_paused(paused_s)
+
     @_of_scheduler(plain=False)
     def is_newcomer(self, request: Request) -> bool:
         """Whether admission control may hold a waiting request back."""
@@ -318,13 +323,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
 
-    def save_kv_layer(
-        self,
-        layer_name: str,
-        kv_layer: torch.Tensor,
-        attn_metadata: Any,
-        **kwargs: Any,
-    ) -> None:
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
         return
 
     def wait_for_save(self) -> None:

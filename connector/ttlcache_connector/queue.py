@@ -17,7 +17,8 @@ class QueueCallbacks(Protocol):
     """What gives the order; `TTLConnector` does."""
 
     def priority(self, request: Request) -> tuple[int, ...]:
-        """Sort key; must stay the same until `ProgramQueue.rekey` is called."""
+        """Sort key; must stay the same until `ProgramQueue.rekey` is called, its first
+        number, the user's priority, for ever."""
         ...
 
     def is_newcomer(self, request: Request) -> bool:
@@ -76,8 +77,9 @@ class ProgramQueue(RequestQueue):
         self._newcomers: SortedKeyList[_Entry, tuple[int, ...]]
         self._newcomers = SortedKeyList(key=lambda e: e.key)
         self.held = Held.NONE
-        self._by_age: SortedKeyList[_Entry, float]
-        self._by_age = SortedKeyList(key=lambda e: e.queued_s)
+        # Never before one that clients want served first, by vLLM's own priority.
+        self._by_age: SortedKeyList[_Entry, tuple[int, float]]
+        self._by_age = SortedKeyList(key=lambda e: (e.key[0], e.queued_s))
         # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
@@ -151,6 +153,13 @@ class ProgramQueue(RequestQueue):
         """Whether the request has waited longer than the bound."""
         return request_id in self._aged
 
+    def on_paused(self, paused_s: float) -> None:
+        """The engine was told to stand still: nobody waited for others."""
+        now_s = self._now_s()
+        for entry in self._entries.values():
+            entry.queued_s = min(now_s, entry.queued_s + paused_s)
+        self._by_age = SortedKeyList(list(self._by_age), key=self._by_age.key)
+
     def on_step_end(self) -> None:
         """Nothing is held any more; what was popped and did not return has started."""
         self.held = Held.NONE
@@ -178,7 +187,8 @@ class ProgramQueue(RequestQueue):
         if first.request.status is RequestStatus.PREEMPTED:
             return first  # its client has a part of the answer; vLLM does the same
         oldest: _Entry = self._by_age[0]
-        if self._now_s() - oldest.queued_s > self._callbacks.max_wait_s():
+        waited_s = self._now_s() - oldest.queued_s
+        if waited_s > self._callbacks.max_wait_s():
             if oldest.request.request_id not in self._aged:
                 self._aged.add(oldest.request.request_id)
                 self._callbacks.on_aged()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -38,12 +39,22 @@ class ProgramScheduling:
         loads_ordered = config.lower_tier != "lmcache"
         if self.connector is connector and loads_ordered:  # type: ignore[attr-defined]
             self.defer_block_free = False
+        self._pause_state_since_s = default_clock().now_s()
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)
 
     def add_request(self, request: Request) -> None:
         # Before queueing: the queue needs to know the program.
         self._ttl.on_new_request(request)
         super().add_request(request)  # type: ignore[misc]
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        now_s = default_clock().now_s()
+        if self.pause_state is not PauseState.UNPAUSED:  # type: ignore[attr-defined]
+            paused_s = now_s - self._pause_state_since_s
+            self.waiting.on_paused(paused_s)
+            self._ttl.on_paused(paused_s)
+        self._pause_state_since_s = now_s
+        super().set_pause_state(pause_state)  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._ttl.before_step()

@@ -29,18 +29,12 @@ def check(
     Raises:
         SimulationError: naming every law that is broken.
     """
-    raise_broken(
-        [*check_turns(workload, recorder), *check_engine(scheduler, connector)]
-    )
-
-
-def raise_broken(broken: list[str]) -> None:
-    """Raises SimulationError where there is anything."""
+    broken = [*_check_turns(workload, recorder), *_check_engine(scheduler, connector)]
     if broken:
         raise SimulationError("; ".join(broken))
 
 
-def check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[str]:
+def _check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[str]:
     """Laws of one engine that has nothing left to do. Releases all pins."""
     broken = []
     if connector is not None and connector.scheduler_role is not None:
@@ -57,7 +51,7 @@ def check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[s
     return broken
 
 
-def check_turns(workload: Workload, recorder: Recorder) -> list[str]:
+def _check_turns(workload: Workload, recorder: Recorder) -> list[str]:
     """Every turn of every program finished once, with the tokens it should have."""
     broken = []
     expected = {

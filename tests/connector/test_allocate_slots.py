@@ -111,14 +111,19 @@ def test_ttl_aware_order_preempted_pinned_then_program_arrival(make_engine, sche
     assert totals(engine)["pins:claimed"] == 1
 
 
-def test_an_overdue_head_may_take_older_pins(make_engine, clock):
-    engine = make_engine(
-        num_blocks=31, extra_config={**HOLD_ALL, "max_queue_wait_s": 30.0}
-    )
+@pytest.mark.parametrize(
+    ("ordering", "spec", "waits"),
+    [("auto", {}, ["N-1"]), ("request-fcfs", {}, []), ("auto", SCHEDULERS["vllm"], [])],
+)
+def test_heads_overdue_or_not_in_order_of_programs_may_take_older_pins(
+    make_engine, clock, ordering, spec, waits
+):
+    extra = {**HOLD_ALL, "max_queue_wait_s": 30.0, "ordering": ordering}
+    engine = make_engine(num_blocks=31, extra_config=extra, **spec)
     first_turns(engine, "A", 300)
     begin(engine, "R", 60, max_tokens=100)
     begin(engine, "N", 200)
-    assert waiting(engine) == ["N-1"]
+    assert waiting(engine) == waits
     clock.advance(31.0)
     engine.step()
     assert waiting(engine) == []

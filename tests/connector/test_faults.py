@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from operator import attrgetter
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tests.connector.injection import (
     paused,
 )
 from ttlcache.controller import Controller
+from ttlcache.scheduling.ordering import Ordering
 from ttlcache_connector import faults
 from ttlcache_connector.role import build, requests, steps
 from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
@@ -126,7 +128,24 @@ AT_WILL = {
     "control": ("status", "controller", "tick"),
     "stored_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "lower", "call"),
+    "on_paused": ("steps", "controller", "on_paused"),
 }
+
+
+class Odd(Ordering):
+    """Keys that no queue could sort."""
+
+    def key(self, turn):
+        return [(), ("first",), None, (math.nan,)][turn.request_seq % 4]
+
+
+def test_an_ordering_may_answer_nonsense(make_engine):
+    extra = {**BUSY, "ordering": f"{__name__}:Odd"}
+    engine = make_engine(num_blocks=30, extra_config=extra)
+    engine.on_step = None  # faults are what this is about
+    serve(engine)
+    assert len(engine.finished) == 30
+    assert totals(engine)["hook_errors:priority"] > 0
 
 
 @pytest.mark.parametrize("hook", AT_WILL)

@@ -43,22 +43,22 @@ def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
     assert len(engine.controller.pins) >= pins
 
 
-def test_a_window_needs_no_more_than_it_spans(make_engine):
+@pytest.mark.parametrize(
+    ("group", "pins"), [({"sliding_window": 48}, 16), ({"mamba_mode": "align"}, 20)]
+)
+def test_other_groups_need_no_more_than_they_hold_at_a_time(make_engine, group, pins):
     engine = make_engine(
-        num_blocks=165,
-        sliding_window=48,
-        max_num_batched_tokens=128,
-        extra_config=HOLD_ALL,
+        num_blocks=165, max_num_batched_tokens=128, extra_config=HOLD_ALL, **group
     )
     start(engine, "A", 32, base=30)
     engine.run()
     engine.controller.memory.release_all()
-    pin_others(engine, 16)
+    pin_others(engine, pins)
     engine.add("run", range(30), max_tokens=60)
     engine.step()
     assert pinned(engine) == 80
     spare = free(engine)
-    # 82 blocks of the full group, 12 of the window's: not 164.
+    # 82 blocks of the full group, 12 at most of the other: not 164.
     begin(engine, "A", 1300, base=30, turn=2)
     assert not engine.scheduler.waiting
     assert 80 - pinned(engine) <= 82 + 12 - spare + 10

@@ -15,16 +15,8 @@ import pytest
 from tests.connector.test_http_clues import body
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Hints
+from ttlcache_connector.http import known_clients as known
 from ttlcache_connector.http.clues import from_body, from_headers, with_hints
-from ttlcache_connector.http.known_clients import (
-    BODY_FORMS,
-    BODY_HINTS,
-    DIRECTIVES,
-    ENVELOPE,
-    HEADER_NAMES,
-    RETAIN_ACTION,
-    RULES,
-)
 
 CLAUDE = {"X-Claude-Code-Session-Id": "s", "X-Claude-Code-Agent-Id": "a"}
 Form = tuple[dict[str, str], dict[str, Any], str, str | None, Hints]
@@ -66,15 +58,16 @@ def test_every_form_is_read(headers, fields, rule, session, hints):
 
 def test_there_is_a_request_for_every_row():
     headers = {name.lower().encode() for row in FORMS for name in row[0]}
-    assert headers == HEADER_NAMES
+    assert headers == known.HEADER_NAMES
     rules = {row[2] for row in FORMS}
-    assert rules <= set(RULES)
+    assert rules <= set(known.RULES)
     bodies = repr([row[1] for row in FORMS])
-    for form in BODY_FORMS:
+    for form in known.BODY_FORMS:
         assert form.rule in rules
         names = (*form.path, *form.session, *form.parent, *dict(form.last))
         assert [name for name in names if name not in bodies] == []
-    for name in (*sum(BODY_HINTS, ()), DIRECTIVES, ENVELOPE, RETAIN_ACTION):
+    also = (known.DIRECTIVES, known.ENVELOPE, known.RETAIN_ACTION)
+    for name in (*sum(known.BODY_HINTS, ()), *also):
         assert name in bodies
 
 

@@ -45,7 +45,7 @@ class Rig:
         self.aged += 1
 
     def add(self, name: str, *key: int) -> None:
-        self.keys[name] = key
+        self.keys[name] = (0, *key)
         self.queue.add_request(request(name))
 
     def pop_all(self) -> list[str]:
@@ -57,7 +57,7 @@ def test_pop_returns_what_was_peeked_even_if_keys_changed_in_between():
     for key, name in enumerate("abc"):
         rig.add(name, key)
     assert rig.queue.peek_request().request_id == "a"
-    rig.keys["c"] = (-1,)
+    rig.keys["c"] = (0, -1)
     rig.queue.rekey("c")
     rig.queue.rekey("nobody")
     assert rig.pop_all() == ["a", "c", "b"]
@@ -75,6 +75,15 @@ def test_age_beats_key_and_survives_being_skipped():
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.is_aged("old")
     assert rig.aged == 1
+
+
+def test_no_age_beats_a_priority_that_clients_gave():
+    rig = Rig(max_wait_s=10.0)
+    rig.add("old", 1)
+    rig.now_s = 11.0
+    rig.keys["urgent"] = (-1,)
+    rig.queue.add_request(request("urgent"))
+    assert rig.pop_all() == ["urgent", "old"]
 
 
 def test_what_was_preempted_goes_before_any_age():
@@ -103,9 +112,9 @@ def test_places_out_of_date_are_put_right_at_the_head():
     rig = Rig(max_wait_s=1e9)
     for key, name in enumerate("abcd"):
         rig.add(name, key)
-    rig.moved = {"a": (9,), "b": (8,), "d": (0,)}
+    rig.moved = {"a": (0, 9), "b": (0, 8), "d": (0, 0)}
     assert rig.queue.peek_request().request_id == "c"
-    assert rig.moved == {"d": (0,)}  # nobody else was looked at
+    assert rig.moved == {"d": (0, 0)}  # nobody else was looked at
     assert rig.pop_all() == ["c", "d", "b", "a"]
 
 

@@ -1,6 +1,9 @@
 """Steps of vLLM's real scheduler, as the price of a prefill is learnt from them."""
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
+
+from tests.connector.conftest import totals
 
 PROMPT = list(range(1, 1201))  # three steps of at most 512 tokens
 
@@ -66,3 +69,20 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
     assert again, "nothing was preempted"
     assert all(after - before > 1 for _, before, after in again)
     assert all(step.decodes <= 2 for step in seen)
+
+
+def test_a_pause_is_neither_service_nor_waiting(make_engine, clock):
+    extra = {"max_queue_wait_s": 10.0}
+    engine = make_engine(num_blocks=40, max_num_seqs=1, extra_config=extra)
+    engine.worker_says = lambda: clock.advance(1.0)
+    for name in "ab":
+        engine.add(name, PROMPT[:40], max_tokens=5)
+    engine.step()
+    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    clock.advance(300.0)
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run()
+    queue = engine.controller.queue
+    assert queue.quantum.turn_s.value == 5.0
+    assert queue.wait_bound._wait_s.value == 2.5
+    assert "aged_requests" not in totals(engine)

@@ -70,12 +70,12 @@ def test_what_new_programs_find_cached_is_not_reserved():
     assert control.reserved_pool_blocks == 0.75 * 8.0
 
 
-def test_with_several_cache_groups_a_context_takes_more_blocks():
+def test_with_several_cache_groups_a_context_takes_more_or_larger_blocks():
     control = room_to_grow()
-    control.on_footprint(10, 9.0)  # a part is shared: growth is not
+    control.on_pool_blocks(10, 5)  # large ones
     control.on_context(make_program(1), 12)
-    assert control.reserved_pool_blocks == 4.0
-    control.on_footprint(10, 31.0)
+    assert control.reserved_pool_blocks == 2.0
+    control.on_pool_blocks(10, 35)
     assert control.reserved_pool_blocks == 8.0
 
 
@@ -251,6 +251,18 @@ def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer(engine):
     assert not may_start(engine, "E")
     assert engine.controller.memory.free_for_newcomer("E", 2) > 0
     assert may_start(engine, "E")
+
+
+def test_the_retry_of_an_aborted_start_teaches_nothing(engine, monkeypatch):
+    """It finds its own prompt, which no other program would."""
+    engine.abort("D")
+    control, found = engine.controller.admission, []
+    monkeypatch.setattr(control, "on_program_start", found.append)
+    for request_id in ("C", "C again"):
+        engine.arrive(request_id, range(900, 908), program="C")
+        assert engine.admit(request_id)
+        engine.abort(request_id)
+    assert found == [0.0]
 
 
 def test_an_id_that_is_used_again_leaves_no_room_behind(engine):

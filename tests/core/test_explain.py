@@ -11,7 +11,7 @@ from ttlcache.analysis.recording import Decided, PinLog, ProgramLog, TurnLog
 
 def turn(**changes):
     """A second turn that came at 100 s and found nothing."""
-    came = {"turn": 2, "request": "r2", "arrive_s": 100.0, "follows": 1}
+    came = {"turn": 2, "arrive_s": 100.0, "follows": 1}
     went = {"wait_s": 0.5, "relation": "continues", "finish_s": 110.0}
     return TurnLog(**{**came, **went, "completed": True, **changes})
 
@@ -21,7 +21,7 @@ def decided(ttl_s=5.0, kv_blocks=10):
 
 
 def pinned(outcome=None, end_s=None, *changes):
-    log = PinLog(7, 90.0, 10, 5.0, outcome, end_s)
+    log = PinLog(7, 90.0, 10, outcome, end_s)
     log.changes.extend(changes)
     return {**decided(), "pin": log}
 
@@ -102,7 +102,7 @@ SECONDS = st.sampled_from([0.0, 0.25, 1.0, 1.5, 2.0, 7.0, 40.0])
 def judged(gap_s, benefit_s=3.0, price=1.0, **more):
     inputs = {"benefit_s": benefit_s, "price": price}
     decided = Decided("bash", 5.0, "test", inputs, 4, benefit_s)
-    return TurnLog(1, "r", 0.0, decided=decided, next_gap_s=gap_s, **more)
+    return TurnLog(1, 0.0, decided=decided, next_gap_s=gap_s, **more)
 
 
 TURNS = st.lists(
@@ -143,12 +143,12 @@ def test_known_costs():
 
 
 def test_what_a_turn_did_cost():
-    pin = PinLog(1, 0.0, 4, 5.0, "claimed", end_s=2.0)
+    pin = PinLog(1, 0.0, 4, "claimed", end_s=2.0)
     assert cost_s(judged(2.0, pin=pin, next_claimed=True)) == 2.0
     assert cost_s(judged(2.0, pin=pin)) == 5.0
     assert cost_s(judged(None, pin=pin)) == 2.0
     assert cost_s(judged(2.0)) == 3.0
-    assert cost_s(judged(2.0, pin=PinLog(1, 0.0, 4, 5.0))) is None
-    assert cost_s(TurnLog(1, "r", 0.0)) is None
+    assert cost_s(judged(2.0, pin=PinLog(1, 0.0, 4))) is None
+    assert cost_s(TurnLog(1, 0.0)) is None
     with pytest.raises(ValueError, match="nothing was decided"):
-        oracle_s(TurnLog(1, "r", 0.0, next_gap_s=1.0), INF)
+        oracle_s(TurnLog(1, 0.0, next_gap_s=1.0), INF)

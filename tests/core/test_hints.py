@@ -6,14 +6,6 @@ import pytest
 
 from tests.labels import UNFIT_REASONS
 from ttlcache.programs import client_values as values
-from ttlcache.programs.client_values import (
-    MAX_INT,
-    MAX_NESTED_SIZE,
-    MAX_SECONDS,
-    MAX_TOOLS,
-    MIN_INT,
-    fitting,
-)
 from ttlcache.programs.hints import MAX_KEY_CHARS, MAX_UNKNOWN_KEYS, parse_hints
 from ttlcache.types import NO_HINTS, Hints
 
@@ -106,15 +98,15 @@ REJECTED_VALUES = {
     ("id_empty", "program_id"): [""],
     ("id_empty", "parent_id"): [""],
     ("id_too_long", "program_id"): ["x" * 257, HUGE],
-    ("id_range", "program_id"): [10**100_000, MAX_INT + 1],
-    ("id_range", "parent_id"): [MIN_INT - 1],
+    ("id_range", "program_id"): [10**100_000, values.MAX_INT + 1],
+    ("id_range", "parent_id"): [values.MIN_INT - 1],
     ("id_encoding", "program_id"): ["\ud800"],
     ("id_encoding", "parent_id"): ["a\udcffb"],
     ("bool_type", "is_last_step"): ["true", 2, 1.0, []],
     ("tool_type", "tool"): [5, {"name": "bash"}, ["bash", None], [["bash"]]],
     ("tool_too_long", "tool"): [HUGE, ["bash", "x" * 257]],
     ("tool_encoding", "tool"): [["bash", "\ud800"]],
-    ("too_many_tools", "tool"): [["bash"] * (MAX_TOOLS + 1)],
+    ("too_many_tools", "tool"): [["bash"] * (values.MAX_TOOLS + 1)],
     ("duration", "ttl"): [
         *(-1, math.nan, math.inf, 10**400, True, [5], {"seconds": 5}, b"5s", HUGE),
         *("-5m", "five", "1e3", "5 minutes", "inf", "", "5M", "s", "1e3s", "1..5s"),
@@ -166,18 +158,18 @@ def test_an_unknown_key_costs_nothing_else(key, kept):
 def test_limits_themselves_are_allowed():
     told = own(
         program_id="x" * 256,
-        parent_id=MAX_INT,
-        tool=["t" * 256] * MAX_TOOLS,
+        parent_id=values.MAX_INT,
+        tool=["t" * 256] * values.MAX_TOOLS,
         priority_class=1000,
         ttl=0,
     )
     hints = parse_hints(told)
     assert not hints.rejected
     assert hints.ttl_s == 0.0
-    assert len(hints.tools) == MAX_TOOLS
-    assert parse_hints(own(program_id=MIN_INT)).program_id == str(MIN_INT)
+    assert len(hints.tools) == values.MAX_TOOLS
+    assert parse_hints(own(program_id=values.MIN_INT)).program_id == str(values.MIN_INT)
     assert parse_hints(own(ttl=1e308, tool_eta_s="999999999h")) == Hints(
-        ttl_s=MAX_SECONDS, tool_eta_s=MAX_SECONDS
+        ttl_s=values.MAX_SECONDS, tool_eta_s=values.MAX_SECONDS
     )
 
 
@@ -209,7 +201,7 @@ SCALARS = (
     *(values.header_flag, values.client_salt),
 )
 JUNK = (
-    *(None, True, 0, -1, MAX_INT, MAX_INT + 1, -(1 << 63) - 1, 10**5000),
+    *(None, True, 0, -1, values.MAX_INT, values.MAX_INT + 1, -(1 << 63) - 1, 10**5000),
     *(math.nan, math.inf, 1e308, "", " ", "x", "x" * 1_000_000, "\ud800", "a\x00\n"),
     *("é", [], {}, ["x"] * 1000, {"a": 1}, b"x", object()),
 )
@@ -247,7 +239,7 @@ def test_what_fits_goes_on_as_it_is():
         "deep": nested(values.MAX_DEPTH),
         "odd": [math.nan, 1 << 70, None, True, "é", {"a": ()}],
     }
-    assert fitting(told) == (told, [])
+    assert values.fitting(told) == (told, [])
     assert values.header_flag(" True ") is True
     assert values.holds_wide_int(told)
 
@@ -257,9 +249,9 @@ def test_what_fits_goes_on_as_it_is():
     [
         ("nested_too_deep", {"x": nested(values.MAX_DEPTH + 1)}),
         ("nested_too_deep", {"x": nested(100_000)}),
-        ("nested_too_large", {"x": "y" * MAX_NESTED_SIZE}),
-        ("nested_too_large", {"y" * MAX_NESTED_SIZE: 1}),
-        ("nested_too_large", {"x": [0] * MAX_NESTED_SIZE}),
+        ("nested_too_large", {"x": "y" * values.MAX_NESTED_SIZE}),
+        ("nested_too_large", {"y" * values.MAX_NESTED_SIZE: 1}),
+        ("nested_too_large", {"x": [0] * values.MAX_NESTED_SIZE}),
         ("nested_too_large", {"x": [[0] * 100_000] * 100_000}),
         ("nested_encoding", {"x": "\ud800"}),
         ("nested_encoding", {"\udc00": 1}),
@@ -267,18 +259,18 @@ def test_what_fits_goes_on_as_it_is():
     ],
 )
 def test_what_does_not_fit_stays_and_takes_nothing_with_it(reason, entry):
-    assert fitting({"a": 1, **entry, "b": "c"}) == ({"a": 1, "b": "c"}, [reason])
+    assert values.fitting({"a": 1, **entry, "b": "c"}) == ({"a": 1, "b": "c"}, [reason])
 
 
 def test_an_object_of_which_little_fits_is_read_no_further():
     told = {"a": 1, **{f"{n}\ud800": 1 for n in range(2 * values.MAX_UNFIT)}, "b": 2}
-    kept, reasons = fitting(told)
+    kept, reasons = values.fitting(told)
     assert kept == {"a": 1}
     assert reasons == ["nested_encoding"] * values.MAX_UNFIT
 
 
 def test_all_entries_together_are_bounded():
-    told = {str(n): "x" * (MAX_NESTED_SIZE // 4) for n in range(10)}
-    kept, reasons = fitting(told)
+    told = {str(n): "x" * (values.MAX_NESTED_SIZE // 4) for n in range(10)}
+    kept, reasons = values.fitting(told)
     assert len(kept) == 3
     assert set(reasons) == {"nested_too_large"}

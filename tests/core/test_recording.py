@@ -149,7 +149,7 @@ def test_what_is_no_recording_is_refused(tmp_path):
 
 def test_a_pin_that_shrank_holds_less(folder, file):
     pin = next(x for x in map(json.loads, file.open()) if x.get("ev") == "pin")
-    shrunk = {**pin, "ev": "shrink", "kv_blocks": 1, "kv_tokens": 4, "t": pin["t"] + 1}
+    shrunk = {**pin, "ev": "shrink", "kv_blocks": 1, "t": pin["t"] + 1}
     with file.open("a") as end:
         end.write(json.dumps(shrunk) + "\n")
     levels = dict(pinned_over_time(load(folder)))
@@ -277,9 +277,9 @@ def test_nothing_secret_is_recorded(file):
 )
 def test_idle_memory_and_final_turns_have_colours_of_their_own(next_gap_s, kind):
     """The pin lives from 10 to 30; a request lacked memory from 15 to 20."""
-    waits = TurnLog(2, "w", 12.0, wait_s=8.0, memory_wait_s=5.0)
-    held = TurnLog(1, "h", 8.0, wait_s=0.0, finish_s=10.0, next_gap_s=next_gap_s)
-    held.pin = PinLog(1, 10.0, 4, 20.0, "expired", 30.0)
+    waits = TurnLog(2, 12.0, wait_s=8.0, memory_wait_s=5.0)
+    held = TurnLog(1, 8.0, wait_s=0.0, finish_s=10.0, next_gap_s=next_gap_s)
+    held.pin = PinLog(1, 10.0, 4, "expired", 30.0)
     log = ProgramLog("held", "run", [held])
     recording = Recording([log, ProgramLog("waits", "run", [waits])], {"run": {}})
     wanted = recording.wanted("run")

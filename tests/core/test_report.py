@@ -78,7 +78,7 @@ def test_savings_of_would_be_pins_are_told_apart(observed):
 
 
 def turn(number, **more):
-    return TurnLog(number, "request", 10.0 * number, prompt_tokens=100, **more)
+    return TurnLog(number, 10.0 * number, prompt_tokens=100, **more)
 
 
 def tables_of(*turns):

@@ -37,10 +37,7 @@ def window_model(path: Path, tokenizer: Path) -> Path:
         final_logit_softcapping=None,
         initializer_range=0.2,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = Gemma2ForCausalLM(config).to(torch.float32)
-    return _save(model, path, tokenizer)
+    return _save(Gemma2ForCausalLM, config, torch.float32, path, tokenizer)
 
 
 #: Of `recurrent_model`: vLLM's CPU kernels of such layers take no other type.
@@ -73,13 +70,15 @@ def recurrent_model(path: Path, tokenizer: Path) -> Path:
         pad_token_id=1,
         initializer_range=0.2,
     )
+    return _save(Qwen3NextForCausalLM, config, torch.bfloat16, path, tokenizer)
+
+
+def _save(of: Any, config: Any, dtype: Any, path: Path, tokenizer: Path) -> Path:
+    import torch
+
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
-    return _save(model, path, tokenizer)
-
-
-def _save(model: Any, path: Path, tokenizer: Path) -> Path:
+        model = of(config).to(dtype)
     model.save_pretrained(path)
     for file in tokenizer.glob("*token*"):
         shutil.copy(file, path)

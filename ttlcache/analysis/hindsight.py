@@ -51,35 +51,20 @@ def constant_s(turn: TurnLog, ttl_s: float) -> float:
 
 
 def best_constant_s(turns: Sequence[TurnLog], max_ttl_s: float) -> float:
-    """The TTL of the least cost over `turns`; the shortest one among equals."""
-    return best_ttl_s(
-        [_gap_s(turn) for turn in turns],
-        [_of(turn).price for turn in turns],
-        [_of(turn).benefit_s for turn in turns],
-        max_ttl_s,
-    )
-
-
-def best_ttl_s(
-    gaps_s: Sequence[float],
-    prices: Sequence[float],
-    benefits_s: Sequence[float],
-    max_ttl_s: float,
-    shortest_s: float = SHORTEST_S,
-) -> float:
-    """The TTL of the least cost over turns; a gap of inf: nobody came back.
+    """The TTL of the least cost over `turns`; the shortest one among equals.
 
     Between two gaps a longer TTL only costs, so that 0 and the gaps themselves are all
     the candidates. O(n log n).
     """
-    if not gaps_s:
+    if not turns:
         return 0.0
-    order = np.argsort(gaps_s, kind="stable")
-    gaps, price = np.array(gaps_s)[order], np.array(prices)[order]
+    gaps = np.array([t.next_gap_s for t in turns], dtype=float)  # None: NaN, sorts last
+    order = np.argsort(gaps, kind="stable")
+    gaps, price = gaps[order], np.array([_of(t).price for t in turns])[order]
     returned = np.isfinite(gaps)
-    losses_s = np.array(benefits_s)[order] * returned
+    losses_s = np.array([_of(t).benefit_s for t in turns])[order] * returned
     rents_s = price * np.where(returned, gaps, 0.0)
-    candidates_s = np.unique(np.maximum(gaps[returned], shortest_s))
+    candidates_s = np.unique(np.maximum(gaps[returned], SHORTEST_S))
     candidates_s = candidates_s[candidates_s <= max_ttl_s]
     candidates_s = np.concatenate([[0.0], candidates_s])
     claimed = np.searchsorted(gaps, candidates_s, side="right")
@@ -95,10 +80,6 @@ def best_ttl_s(
 def _before(values: FloatArray) -> FloatArray:
     """Sums of the first 0, 1, 2, … values."""
     return np.concatenate([[0.0], np.cumsum(values)])
-
-
-def _gap_s(turn: TurnLog) -> float:
-    return float("inf") if turn.next_gap_s is None else turn.next_gap_s
 
 
 def _of(turn: TurnLog) -> Decided:

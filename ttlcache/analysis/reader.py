@@ -87,8 +87,7 @@ class _Reader:
             elif kind == "decide":
                 turn.decided = _decided(line)
             elif kind == "pin":
-                size = (line["kv_blocks"], line["ttl_s"])
-                turn.pin = PinLog(line["pin"], now_s, *size)
+                turn.pin = PinLog(line["pin"], now_s, line["kv_blocks"])
             elif turn.pin is not None:
                 _change_pin(turn.pin, now_s, line)
 
@@ -109,7 +108,6 @@ class _Reader:
     def _arrive(self, now_s: float, line: Mapping[str, Any]) -> None:
         turn = TurnLog(
             turn=line["turn"],
-            request=line["request"],
             arrive_s=now_s,
             prompt_tokens=line["prompt_tokens"],
             rule=line["rule"],
@@ -132,12 +130,11 @@ class _Reader:
         turn.wait_s = line["wait_s"]
         turn.cached_tokens = line["cached_tokens"]
         turn.claimed_pin = line["pin"]
-        if "saved_tokens" in line:  # before, all that was claimed counted as saved
-            turn.claimed_tokens = line["claimed_tokens"]
-            turn.saved_tokens = line["saved_tokens"]
-            turn.saved_s = line["saved_s"]
-            turn.memory_wait_s = line["memory_wait_s"]
-            turn.held_back = line.get("held_back", False)
+        turn.claimed_tokens = line["claimed_tokens"]
+        turn.saved_tokens = line["saved_tokens"]
+        turn.saved_s = line["saved_s"]
+        turn.memory_wait_s = line["memory_wait_s"]
+        turn.held_back = line["held_back"]
         before = self._turns.get((self._run, turn.follows or 0))
         if before is not None and turn.claimed_pin is not None:
             before.next_claimed = True
@@ -162,13 +159,12 @@ def _decided(line: Mapping[str, Any]) -> Decided:
     }
     ttl_s = float(line["ttl_s"])
     names = Decided.__dataclass_fields__.keys() - {"inputs", "ttl_s"}
-    rest = {name: line[name] for name in names if name in line}
+    rest = {name: line[name] for name in names}
     return Decided(ttl_s=ttl_s, inputs=inputs, **rest)
 
 
 def _divergence(line: Mapping[str, Any]) -> Divergence | None:
-    # Recordings of earlier versions do not have it.
-    cause = line.get("diverged")
+    cause = line["diverged"]
     if cause is None:
         return None
     return Divergence(Cause(cause), line["diverged_at"], line["diverged_from"])

@@ -34,7 +34,6 @@ class PinLog:
     pin: int
     start_s: float
     kv_blocks: int
-    ttl_s: float
     outcome: str | None = None
     end_s: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)
@@ -85,7 +84,6 @@ class TurnLog:
     """
 
     turn: int
-    request: str
     arrive_s: float
     prompt_tokens: int = 0
     rule: str = ""

@@ -105,7 +105,7 @@ class CostModel:
         return fit.predict(max(tokens, 0.0))
 
     def observe_reload(self, tier: str, tokens: int, seconds: float) -> None:
-        if not _is_measurement(seconds) or tokens <= 0:
+        if not 0.0 < seconds < math.inf or tokens <= 0:
             return
         fit = self._reloads.get(tier)
         if fit is None:
@@ -174,7 +174,3 @@ class CostModel:
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)
         return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
-
-
-def _is_measurement(seconds: float) -> bool:
-    return seconds > 0.0 and math.isfinite(seconds)

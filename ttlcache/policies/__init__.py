@@ -56,10 +56,11 @@ def create(name: str, options: Mapping[str, object] | None = None) -> Policy:
     """
     policy_class = _load(name)
     try:
-        return policy_class.from_options(options or {})
+        found = policy_class.Options.model_validate(dict(options or {}))
     except ValidationError as error:
         problems = explain(policy_class.Options, error)
         raise ConfigError(f"options of policy {name!r}: {problems}") from None
+    return policy_class(found)
 
 
 def _load(name: str) -> type[Policy]:

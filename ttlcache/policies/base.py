@@ -9,8 +9,7 @@ contract for any implementation, ours or yours.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -65,15 +64,6 @@ class Policy(ABC):
 
     def __init__(self, options: PolicyOptions | None = None) -> None:
         self.options = options if options is not None else self.Options()
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Build from plain configuration.
-
-        Raises:
-            pydantic.ValidationError: unknown key or wrong type.
-        """
-        return cls(cls.Options.model_validate(dict(options)))
 
     @abstractmethod
     def decide(self, turn: TurnFacts, view: View) -> Decision:

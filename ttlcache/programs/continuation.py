@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -103,19 +103,10 @@ def _superseded(program: Program, arrival: Arrival, block_tokens: int) -> Contin
     return Continuation(Relation.SUPERSEDES, turn, shared)
 
 
-def shared_blocks(
-    mine: Sequence[bytes], theirs: Sequence[bytes], limit: float = math.inf
-) -> int:
-    """Number of leading hashes that two chained hash lists have in common.
+def shared_blocks(mine: Sequence[bytes], theirs: Sequence[bytes], limit: int) -> int:
+    """Number of the first `limit` hashes that two chained hash lists have in common.
 
-    Hashes are chained, so equality is monotone and a binary search suffices. Those
-    from `limit` on do not count.
+    Hashes are chained, so equality is monotone and a binary search suffices.
     """
-    low, high = 0, int(min(len(mine), len(theirs), limit))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if mine[middle - 1] == theirs[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    most = min(len(mine), len(theirs), limit)
+    return bisect_left(range(most), True, key=lambda at: mine[at] != theirs[at])

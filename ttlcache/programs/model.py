@@ -251,6 +251,13 @@ class RequestRecord:
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
 
+    def move_on(self, seconds: float, now_s: float) -> None:
+        """All that happened before now did so much later."""
+        for name in ("queued_s", "refused_s", "admitted_s", "first_token_s"):
+            at_s = getattr(self, name)
+            if at_s is not None:
+                setattr(self, name, min(now_s, at_s + seconds))
+
     def memory_wait_s(self, now_s: float) -> float:
         """For how long memory has been refused to it."""
         return 0.0 if self.refused_s is None else now_s - self.refused_s

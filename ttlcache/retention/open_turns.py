@@ -150,9 +150,7 @@ class OpenTurns:
         claimed = min(cached_tokens, pin.kv_tokens)
         pinned = self.pins.kv_blocks * self.block_tokens - pin.kv_tokens
         before = self.backlog.tokens_before(record.arrived_tokens or 0, pinned)
-        plain_hit = self.holder.plain_hit_tokens(
-            pin.pin_id, int(before / self.block_tokens)
-        )
+        plain_hit = self.holder.plain_hit_tokens(pin.pin_id, int(before))
         kept = int(min(plain_hit, claimed))
         saved_s = self.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
         self.backlog.on_saved(claimed - kept, saved_s)

@@ -47,9 +47,10 @@ class Reclaimer:
     turns: OpenTurns
     clock: Clock
     max_pinned_fraction: float = 1.0
-    # What was asked for in vain, as long as nothing changes: a blocked head of the
-    # queue asks at every step.
-    _vain: tuple[object, ...] | None = field(default=None, init=False)
+    # What was asked for in vain, and how many blocks: as long as nothing changes more
+    # is in vain, too. A blocked head of the queue asks at every step.
+    _vain: tuple[object, ...] = field(default=(), init=False)
+    _vain_blocks: int = field(default=0, init=False)
 
     def reclaim(
         self,
@@ -79,11 +80,11 @@ class Reclaimer:
         """
         if urgency is Urgency.WAITING:
             return self._for_waiting(needed_blocks, program, own_pin_id, rank, mode)
-        if urgency is Urgency.OVERDUE:
-            return self._if_it_helps(
-                needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
-            )
         tenant = "" if program is None else program.tenant
+        if urgency is Urgency.OVERDUE:
+            return self._unless_in_vain(
+                (own_pin_id,), needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
+            )
         cap = self._cap()
 
         def useful(pin: Pin) -> bool:
@@ -186,13 +187,6 @@ class Reclaimer:
         if program is None:
             return 0
         cap, now_s = self._cap(), self.clock.now_s()
-        # Policy TTLs end without a new version of the table: so the second, too.
-        asked = (
-            *(program.tenant, rank, own_pin_id),
-            *(needed, self.pins.version, int(now_s)),
-        )
-        if asked == self._vain:
-            return 0
 
         def eligible(pin: Pin) -> bool:
             # A claim stands before new turns of no higher user priority, whatever its
@@ -207,8 +201,23 @@ class Reclaimer:
                 return True
             return self._outranks(program, rank, pin, cap, now_s)
 
+        return self._unless_in_vain(
+            (program.tenant, rank, own_pin_id), needed, eligible, mode
+        )
+
+    def _unless_in_vain(
+        self,
+        asked: tuple[object, ...],
+        needed: int,
+        eligible: Eligible,
+        mode: ReleaseMode,
+    ) -> int:
+        # Policy TTLs end without a new version of the table: so the second, too.
+        asked = (*asked, self.pins.version, int(self.clock.now_s()))
+        if asked == self._vain and needed >= self._vain_blocks:
+            return 0
         freed = self._if_it_helps(needed, eligible, mode)
-        self._vain = asked if not freed else None
+        self._vain, self._vain_blocks = () if freed else asked, needed
         return freed
 
     def _if_it_helps(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:

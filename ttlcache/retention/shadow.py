@@ -39,7 +39,7 @@ class ShadowHolder:
 
     # --- BlockHolder -------------------------------------------------------
 
-    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
         return self._found_tokens
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:

@@ -51,8 +51,8 @@ class AdmissionControl:
     def on_program_end(self, program: Program) -> None:
         """It ended, or was forgotten."""
 
-    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
-        """A context took so many blocks of the pool."""
+    def on_pool_blocks(self, context_blocks: float, pool_blocks: float) -> None:
+        """A context has so many blocks of the pool, with those that others share."""
 
     def is_newcomer(self, program: Program) -> bool:
         """Whether requests of the program may be held back."""
@@ -141,7 +141,7 @@ class GrowthReserve(AdmissionControl):
             tokens = max(turn.context_tokens for turn in program.open_turns)
             self._final_context_blocks.observe(tokens / self._block_tokens)
 
-    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
+    def on_pool_blocks(self, context_blocks: float, pool_blocks: float) -> None:
         if context_blocks > 0.0 and pool_blocks > 0.0:
             self._turn_context_blocks.observe(context_blocks)
             self._turn_pool_blocks.observe(pool_blocks)
@@ -172,14 +172,10 @@ class GrowthReserve(AdmissionControl):
 
     @property
     def _pool_blocks_per_context_block(self) -> float:
-        """More than one with several KV cache groups.
-
-        Less is what programs share, and growth is not shared.
-        """
+        """One, but for several KV cache groups: those have more, or larger, blocks."""
         if not self._turn_context_blocks.count:
             return 1.0
-        ratio = self._turn_pool_blocks.value / self._turn_context_blocks.value
-        return max(1.0, ratio)
+        return self._turn_pool_blocks.value / self._turn_context_blocks.value
 
     def _expected_growth_context_blocks(self, context_blocks: float) -> float:
         final = self._final_context_blocks

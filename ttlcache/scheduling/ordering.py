@@ -8,14 +8,13 @@ from typing import ClassVar, NamedTuple
 from ttlcache.class_path import load_class
 from ttlcache.types import Rank
 
-#: (user priority, two flags of what is served first, place, …, request arrival)
+#: (two flags of what is served first, place, …, request arrival)
 PriorityKey = tuple[int, ...]
 
 
 class QueuedTurn(NamedTuple):
     """What an ordering may know about a waiting request."""
 
-    user_priority: int  # smaller is served first; 0 unless the engine allows it
     preempted: bool
     claimable: bool  # its program's pin is alive and it will claim it
     queue_place: int  # place of its context in the queue
@@ -38,14 +37,17 @@ class Ordering(ABC):
 
     @abstractmethod
     def key(self, turn: QueuedTurn) -> PriorityKey:
-        """Sort key; must depend on `turn` only."""
+        """Sort key; must depend on `turn` only.
+
+        The user's priority, if the engine allows it, goes before it (`QueueOrder`).
+        """
 
     def rank(self, turn: QueuedTurn) -> Rank:
         """Where its program stands against other programs' pins.
 
         A request takes pins of a larger rank only, so that pins never turn the order
-        around. Place of the program unless the ordering has its own. User priority goes
-        before it (`QueueOrder.rank`).
+        around. Place of the program unless the ordering has its own. The user's
+        priority goes before it, too.
         """
         return (turn.queue_place,)
 
@@ -57,7 +59,6 @@ class TTLAware(Ordering):
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
         return (
-            turn.user_priority,
             not turn.preempted,
             not turn.claimable,
             *self.rank(turn),
@@ -71,8 +72,7 @@ class ProgramFCFS(Ordering):
     name = "program-fcfs"
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
-        is_new = not turn.preempted
-        return (turn.user_priority, is_new, 0, turn.queue_place, turn.request_seq)
+        return (not turn.preempted, 0, turn.queue_place, turn.request_seq)
 
 
 class RequestFCFS(Ordering):
@@ -81,7 +81,7 @@ class RequestFCFS(Ordering):
     name = "request-fcfs"
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
-        return (turn.user_priority, not turn.preempted, 0, 0, turn.request_seq)
+        return (not turn.preempted, 0, 0, turn.request_seq)
 
 
 class ExpectedFinish(TTLAware):

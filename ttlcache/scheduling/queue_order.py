@@ -45,7 +45,9 @@ class QueueOrder:
         Raises:
             KeyError: the request never arrived here.
         """
-        return self.ordering.key(self._queued(self.requests[request_id], preempted))
+        record = self.requests[request_id]
+        key = self.ordering.key(self._queued(record, preempted))
+        return (record.user_priority, *key)
 
     def refresh_place(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
@@ -157,7 +159,6 @@ class QueueOrder:
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         return QueuedTurn(  # by position: names cost half a microsecond here
-            record.user_priority,
             preempted,
             self._claims(record),
             record.queue_place,

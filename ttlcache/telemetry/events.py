@@ -85,9 +85,6 @@ class Telemetry:
             prompt_tokens=arrival.num_tokens,
             follows=None if turn is None else turn.gap_id,
             gap_s=None if turn is None else now_s - turn.finish_s,
-            context_tokens=None if turn is None else turn.context_tokens,
-            reusable_tokens=record.reusable_tokens,
-            pin=record.pin_id,
             rejected=arrival.hints.rejected,
             diverged=None if diverged is None else diverged.cause,
             diverged_at=None if diverged is None else diverged.at_tokens,
@@ -174,7 +171,6 @@ class Telemetry:
             reason=decision.reason,
             # A copy: infinite values are no JSON.
             inputs={str(name): _finite(v) for name, v in decision.inputs.items()},
-            context_tokens=facts.context_tokens,
             kv_blocks=facts.kv_blocks,
             recovery_s=view.recovery_s(facts),
             records=view.gaps.count(facts.gap_key),
@@ -191,7 +187,7 @@ class Telemetry:
         if self._recorder is None:
             return
         ttl_s = pin.deadline_s - now_s
-        self._put(now_s, "pin", **_pin_of(pin), **_size_of(pin), ttl_s=ttl_s)
+        self._put(now_s, "pin", **_pin_of(pin), kv_blocks=pin.kv_blocks, ttl_s=ttl_s)
 
     def extend(self, now_s: float, pin: Pin, why: str) -> None:
         """The deadline moved."""
@@ -200,22 +196,13 @@ class Telemetry:
 
     def shrink(self, now_s: float, pin: Pin) -> None:
         """The tail of a pin was given back; its new size."""
-        self._put(now_s, "shrink", **_pin_of(pin), **_size_of(pin))
+        self._put(now_s, "shrink", **_pin_of(pin), kv_blocks=pin.kv_blocks)
 
     def unpin(self, now_s: float, pin: Pin, outcome: PinOutcome) -> None:
         """A pin ended; `count_outcome` counts it, maybe later."""
-        lived_s = max(0.0, now_s - pin.created_s)
-        self.metrics.observe("pinned_seconds", lived_s)
-        if self._recorder is None:
-            return
-        self._put(
-            now_s,
-            "unpin",
-            **_pin_of(pin),
-            outcome=outcome.value,
-            lived_s=lived_s,
-            kv_blocks=pin.kv_blocks,
-        )
+        self.metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
+        if self._recorder is not None:
+            self._put(now_s, "unpin", **_pin_of(pin), outcome=outcome.value)
 
     def count_outcome(self, gap_key: GapKey, outcome: PinOutcome) -> None:
         """It is known how the pin of a turn with that gap ended."""
@@ -240,10 +227,6 @@ def _turn_of(record: RequestRecord) -> dict[str, Any]:
 def _pin_of(pin: Pin) -> dict[str, Any]:
     program_id = pin.program.program_id
     return {"program": program_id, "turn": pin.turn.gap_id, "pin": pin.pin_id}
-
-
-def _size_of(pin: Pin) -> dict[str, Any]:
-    return {"kv_blocks": pin.kv_blocks, "kv_tokens": pin.kv_tokens}
 
 
 def _finite(value: object) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bench.report.figures.results import Json, Results, table
 from bench.report.grid_verdict import OURS, TIE
+from bench.serve.server import ServerOptions
 
 #: Before a load generator's name in the names of results.
 PREFIX = "harness-"
@@ -170,8 +171,21 @@ def _harness(result: Json) -> str:
     worse = ", ".join(c.text for c in compared if c.is_worse)
     return (
         f"{result['package']} without hints, {rounds} pair{'s' * (rounds > 1)}: "
-        f"`{result['command']}`. ttlcache over {_base(result)}: {better}; "
+        f"`{result['command']}`. ttlcache over {_base(result)}, which computes as many "
+        f"tokens as the pool holds in {_pool_s(result):.1f} s: {better}; "
         f"**worse: {worse or 'none'}**."
+    )
+
+
+def _pool_s(result: Json) -> float:
+    """The dearer what is lost, the longer: a pin holds memory for as long as a gap."""
+    pool = ServerOptions(result["options"]["blocks"])
+    pool_tokens = pool.num_blocks * pool.block_size
+    return statistics.fmean(
+        pool_tokens
+        * run["metrics"]["metrics.wall_duration_s"]
+        / run["engine"]["step_tokens"]
+        for run in (each["base"] for each in result["rounds"])
     )
 
 

@@ -102,10 +102,11 @@ class ShortestRemaining(Ordering):
     name = "srpt"
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
+        # The user's priority goes before it.
         return (not turn.preempted, not turn.claimable, *self.rank(turn))
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (turn.user_priority, turn.queue_place, turn.request_seq)
+        return (turn.queue_place, turn.request_seq)
 
 
 class OraclePolicy(Adaptive):

@@ -38,13 +38,11 @@ def ids_of(blocks: Iterable[KVCacheBlock]) -> Iterator[int]:
 class Candidate:
     """The pinnable blocks of a finished request, root first; their tokens.
 
-    footprint_blocks: its memory, shared blocks divided among those who use them.
     pinned: how many pins hold each of them, by block id.
     """
 
     blocks: list[KVCacheBlock]
     kv_tokens: int
-    footprint_blocks: float
     pinned: Mapping[int, int]
 
     def count_unpinned(self, num_blocks: int) -> int:
@@ -96,7 +94,7 @@ class PinnedBlocks:
                 own.pop()
             kv_tokens = max(kv_tokens, len(own) * block_tokens)
             blocks += [b for b in own if b.block_hash is not None and not b.is_null]
-        return Candidate(blocks, kv_tokens, _footprint(blocks), self._refs)
+        return Candidate(blocks, kv_tokens, self._refs)
 
     def hold(
         self, pin_id: int, blocks: Sequence[KVCacheBlock], rest_blocks: int = 0
@@ -114,9 +112,11 @@ class PinnedBlocks:
         self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
-    def plain_hit_tokens(self, pin_id: int, blocks_before: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
         blocks = self.held.get(pin_id, [])
-        taken_blocks = self.counterfactual_lru.taken_at_lookup + blocks_before
+        # With several groups more: so what is said to be saved is not too much.
+        taken_blocks = tokens_before // self._group_block_tokens[0]
+        taken_blocks += self.counterfactual_lru.taken_at_lookup
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf
@@ -235,14 +235,6 @@ def count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
             refs[block_id] = count - 1
         else:
             del refs[block_id]
-
-
-def _footprint(blocks: Sequence[KVCacheBlock]) -> float:
-    users = list(map(_ref_cnt, blocks))
-    if users.count(1) == len(users):
-        return float(len(users))  # as most often: none is shared
-    counts = Counter(users)
-    return sum(count / max(1, each) for each, count in counts.items())
 
 
 def _count_shared(blocks: Sequence[KVCacheBlock]) -> int:

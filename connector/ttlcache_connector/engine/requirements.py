@@ -43,8 +43,7 @@ def check_lmcache_tier(*, allow_untested: bool) -> None:
         ConfigError: LMCache is not installed.
         UnsupportedEngineError: it was not tested.
     """
-    lmcache = compat.lmcache_version()
-    if lmcache is None:
+    if (lmcache := compat.lmcache_version()) is None:
         raise ConfigError(
             "key 'lower_tier' has value 'lmcache', expected: 'none' where LMCache is "
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"

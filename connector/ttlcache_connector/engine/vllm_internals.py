@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import json
 import math
 import sys
@@ -13,8 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
-
-from ttlcache_connector.log import logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -36,14 +33,6 @@ def install_middleware(path: str) -> None:
     being built: elsewhere nothing is imported and nothing happens.
     """
     app_module = sys.modules.get(_APP_MODULE)
-    if app_module is None:
-        if "vllm.entrypoints.openai.api_server" in sys.modules:
-            logger(__name__).warning(
-                "ttlcache: cannot add its middleware to this vLLM; agents' own "
-                "session headers are seen with --middleware %s",
-                path,
-            )
-        return
     original = getattr(app_module, _ADD_MIDDLEWARE, None)
     if original is None or hasattr(original, "__wrapped__"):
         return
@@ -134,31 +123,26 @@ def coordinator_like(manager: Any, vllm_config: Any, num_blocks: int) -> Any:
     """A KV cache coordinator as `manager` has it, over a pool of its own.
 
     For other memory that holds the same kinds of blocks: vLLM's own rules say what is
-    a hit. Versions differ in what the constructor takes.
+    a hit.
     """
     from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 
     parallel = vllm_config.parallel_config
     sizes = [m.block_size for m in manager.coordinator.single_type_managers]
-    values = {
-        "kv_cache_config": replace(manager.kv_cache_config, num_blocks=num_blocks),
-        "max_model_len": manager.max_model_len,
-        "max_in_flight_tokens": getattr(vllm_config, "max_in_flight_tokens", None)
-        or manager.max_model_len,
-        "use_eagle": bool(getattr(manager, "use_eagle", False)),
-        "enable_caching": True,
-        "enable_kv_cache_events": False,
-        "dcp_world_size": parallel.decode_context_parallel_size,
-        "pcp_world_size": getattr(parallel, "prefill_context_parallel_size", 1),
-        "scheduler_block_size": math.lcm(*sizes),
-        "hash_block_size": manager.block_pool.hash_block_size,
-        "num_prefill_lookahead": getattr(
-            vllm_config, "num_prefill_lookahead_tokens", 0
-        ),
-        "allow_partial_hash_hits": False,
-    }
-    known = inspect.signature(get_kv_cache_coordinator).parameters
-    return get_kv_cache_coordinator(**{k: v for k, v in values.items() if k in known})
+    return get_kv_cache_coordinator(
+        kv_cache_config=replace(manager.kv_cache_config, num_blocks=num_blocks),
+        max_model_len=manager.max_model_len,
+        max_in_flight_tokens=vllm_config.max_in_flight_tokens,
+        use_eagle=manager.use_eagle,
+        enable_caching=True,
+        enable_kv_cache_events=False,
+        dcp_world_size=parallel.decode_context_parallel_size,
+        pcp_world_size=parallel.prefill_context_parallel_size,
+        scheduler_block_size=math.lcm(*sizes),
+        hash_block_size=manager.block_pool.hash_block_size,
+        num_prefill_lookahead=vllm_config.num_prefill_lookahead_tokens,
+        allow_partial_hash_hits=False,
+    )
 
 
 #: A block's hashes, the one it is stored under first, and the tokens behind that one.
@@ -169,9 +153,8 @@ def hashes_of(pool: BlockPool, block: KVCacheBlock) -> BlockHashes:
     """Under which hashes a block can be found; none for one that cannot."""
     if block.block_hash is None or block.is_null:
         return (), None
-    others = getattr(pool, "cached_block_hashes_by_block", {}).get(block.block_id, ())
-    tokens = getattr(block, "block_hash_num_tokens", None)
-    return (block.block_hash, *others), tokens
+    others = pool.cached_block_hashes_by_block.get(block.block_id, ())
+    return (block.block_hash, *others), block.block_hash_num_tokens
 
 
 def set_hashes(pool: BlockPool, block: KVCacheBlock, hashes: BlockHashes) -> None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, Urgency
@@ -33,11 +34,14 @@ class Group(NamedTuple):
     """A KV cache group as its manager allocates.
 
     block_tokens: more than the spec's where ranks of decode context parallelism share.
-    most_blocks: that one request holds at a time; a window gives back what it leaves.
+    most_blocks: that one request holds at a time: a window gives back what it leaves,
+        and so does a recurrent state.
+    is_window: whether vLLM has that limit from the group itself.
     """
 
     block_tokens: int
     most_blocks: float
+    is_window: bool
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -46,8 +50,13 @@ class Group(NamedTuple):
 def groups_of(manager: KVCacheManager) -> list[Group]:
     found = []
     for each in manager.coordinator.single_type_managers:
-        most_blocks = getattr(each, "max_admission_blocks_per_request", None)
-        found.append(Group(each.block_size, most_blocks or math.inf))
+        window, spec = each.max_admission_blocks_per_request, each.kv_cache_spec
+        most_blocks = window or math.inf
+        if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
+            # As many as vLLM reckons with when it sizes the pool.
+            most_blocks = 2 + spec.num_speculative_blocks
+            most_blocks += spec.num_prefill_checkpoint_blocks
+        found.append(Group(each.block_size, most_blocks, bool(window)))
     return found
 
 
@@ -79,11 +88,7 @@ class AllocationGuard:
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
-        self._windows = [
-            index
-            for index, group in enumerate(self._groups)
-            if group.most_blocks < math.inf
-        ]
+        self._windows = [i for i, group in enumerate(self._groups) if group.is_window]
 
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
@@ -157,9 +162,12 @@ class AllocationGuard:
         # without that does the engine stand still.
         if running == 0 and not self._prefills.is_loading():
             return Urgency.STALLED
-        # One that holds memory already stands before all others.
+        # One that holds memory stands before all others. In no order of programs any
+        # request stands before those to come.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
-        return Urgency.OVERDUE if is_first else Urgency.WAITING
+        if is_first or not self._engine.ranks_programs:
+            return Urgency.OVERDUE
+        return Urgency.WAITING
 
     @guarded(fallback=0)
     def underreserved_blocks(self) -> int:
@@ -208,10 +216,10 @@ class AllocationGuard:
         owned = self._manager.get_block_ids(request.request_id)
         required = 0.0
         for group, ids in zip(self._groups, owned, strict=True):
-            wanted = max(
-                group.blocks(tokens), min(group.blocks(whole), group.most_blocks)
-            )
-            required += max(0, wanted - hit_tokens // group.block_tokens - len(ids))
+            most = group.most_blocks
+            wanted = max(group.blocks(tokens), min(group.blocks(whole), most))
+            lacking = wanted - hit_tokens // group.block_tokens - len(ids)
+            required += min(max(0, lacking), most)
         hits = kwargs.get("new_computed_blocks")
         if hits is not None:  # those that nobody references are taken from the free
             found = (block for group in hits.blocks for block in group)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig
+from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.telemetry.metrics import MetricsBuffer
@@ -68,7 +68,9 @@ class SchedulerRoleBuilder:
         )
         self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._costs = CostModel(step_tokens=self._step_tokens)
-        self.engine = EngineView(vllm_config.scheduler_config)
+        # What "observe" would pin is to fare as with the policy that it stands for.
+        by_request = ordering_in_force(config) == "request-fcfs" and not config.observes
+        self.engine = EngineView(vllm_config.scheduler_config, by_request=by_request)
 
     def bind(
         self, manager: KVCacheManager, callbacks: MemoryCallbacks

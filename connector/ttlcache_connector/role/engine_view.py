@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 class EngineView:
     """Our own scheduler introduces itself, with its queue; a foreign one never does."""
 
-    def __init__(self, scheduler_config: Any) -> None:
-        self._config = scheduler_config
+    def __init__(self, scheduler_config: Any, *, by_request: bool = False) -> None:
+        """
+        Args:
+            by_request: our own scheduler's queue is in vLLM's order.
+        """
+        self._config, self._by_request = scheduler_config, by_request
         self._heeds_priority = scheduler_config.policy == "priority"
         self._queue: ProgramQueue | None = None
+        self.asked_order = False  # for the place of any request
         self.scheduler: Scheduler | None = None
 
     def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
@@ -28,9 +33,16 @@ class EngineView:
 
     @property
     def by_program(self) -> bool:
-        """Whether the queue is in our order, not in a foreign scheduler's or by the
-        clients' priorities."""
-        return self.scheduler is not None and not self._heeds_priority
+        """Whether the queue is in our order, not in a foreign scheduler's, nor that of
+        requests or of the clients' priorities."""
+        ours = self.scheduler is not None and self.ranks_programs
+        return ours and not self._heeds_priority
+
+    @property
+    def ranks_programs(self) -> bool:
+        """Whether requests are served in the order in which programs' pins rank: not
+        in that of requests, nor by a scheduler that never asked for another one."""
+        return self.asked_order and not self._by_request
 
     def user_priority(self, request: Request) -> int:
         # vLLM ignores `priority` unless the operator allowed it; so do we.

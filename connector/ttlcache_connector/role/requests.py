@@ -174,7 +174,6 @@ class RequestEvents:
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
                 count_unpinned=candidate.count_unpinned,
-                footprint_blocks=candidate.footprint_blocks,
                 divisible=holder.is_divisible,
                 detect=self._detector(request),
             )

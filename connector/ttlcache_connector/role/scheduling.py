@@ -34,10 +34,14 @@ class SchedulingCallbacks:
     def priority(self, request: Request) -> tuple[int, ...]:
         """See `TTLConnector.priority`."""
         preempted = request.status is RequestStatus.PREEMPTED
+        self._engine.asked_order = True
         try:
-            return self._controller.queue.priority(
+            key = self._controller.queue.priority(
                 request.request_id, preempted=preempted
             )
+            if any(map(math.isnan, key)):
+                raise ValueError(f"a key with NaN: {key}")
+            return key
         except KeyError:
             pass  # its arrival failed and was counted: last, in order of time
         except Exception:  # noqa: BLE001 - the serving path fails open

@@ -62,6 +62,11 @@ class StepEvents:
             self._holder.states.before_step()
 
     @guarded()
+    def on_paused(self, paused_s: float) -> None:
+        """See `TTLConnector.on_paused`."""
+        self._controller.on_paused(paused_s)
+
+    @guarded()
     def put_back_failed_loads(self) -> None:
         if self._parts.engine.scheduler is not None:
             vllm_internals.put_back_failed_loads(self._parts.engine.scheduler)

@@ -46,9 +46,8 @@ class RecordedTurn(BaseModel):
     """One request, and the gap after it.
 
     new_prompt_tokens: added to the context since the previous turn's output.
-    tool, tool_s: what ran in the gap, and how long. exe, eff: of a shell call, the
-        executable and the whole command, paths and arguments masked.
-    start_s: when the request was sent. llm_s: from there to the end of its output.
+    tool, tool_s: what ran in the gap, and how long. exe: of a shell call, the program.
+    start_s: when the request was sent.
     shared_tokens: of a first prompt, those at its head that others begin with, too.
     estimated: of "tokens" and "tool_s", what a reader did not find but guess; "context"
         where the prompt was shorter than the context before it.
@@ -60,9 +59,7 @@ class RecordedTurn(BaseModel):
     output_tokens: Tokens
     tool: str | None = None
     exe: str | None = None
-    eff: str | None = None
     tool_s: Seconds = None
-    llm_s: Seconds = None
     start_s: Seconds = None
     shared_tokens: Tokens = 0
     estimated: tuple[str, ...] = ()

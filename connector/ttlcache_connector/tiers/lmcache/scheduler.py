@@ -185,7 +185,4 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
     @staticmethod
     def _is_foreign(request: Request) -> bool:
         """LMCache's keys know neither adapters nor embeddings: never mix those."""
-        return (
-            request.lora_request is not None
-            or getattr(request, "prompt_embeds", None) is not None
-        )
+        return request.lora_request is not None or request.prompt_embeds is not None
