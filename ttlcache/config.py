@@ -81,7 +81,7 @@ class TTLCacheConfig(BaseModel):
         default=None,
         gt=0.0,
         allow_inf_nan=False,
-        description="Who waited this long goes first, whatever the order. Default: "
+        description="Who waited this long goes first in its user priority. Default: "
         "3600; with policy adaptive above a lower tier that keeps what it gets, twice "
         "the mean wait.",
     )

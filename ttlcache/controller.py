@@ -247,12 +247,17 @@ class Controller:
         self._step_ended_s = now_s
         self.costs.observe_step(step, seconds, is_ahead=is_ahead)
 
-    def on_paused(self, paused_s: float) -> None:
-        """The engine was told to stand still: that was no service, and no waiting."""
+    def on_paused(self, paused_s: float, *, all_stood: bool) -> None:
+        """For so long no request was to start: that was no waiting for others.
+
+        all_stood: none ran, either: that was no service.
+        """
         now_s = self._clock.now_s()
         for record in self.requests.values():
-            record.move_on(paused_s, now_s)
-        self.queue.started_s = min(now_s, self.queue.started_s + paused_s)
+            if all_stood or record.admitted_s is None:
+                record.move_on(paused_s, now_s)
+        if all_stood:
+            self.queue.started_s = min(now_s, self.queue.started_s + paused_s)
 
     def on_prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""

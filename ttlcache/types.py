@@ -318,7 +318,7 @@ class BlockHolder(Protocol):
 class Urgency(Enum):
     """For whom memory is wanted; decides which pins may be taken."""
 
-    OVERDUE = "overdue"  # queued beyond the bound: any pin, if that makes it fit
+    OVERDUE = "overdue"  # beyond the bound, or no order: any pin, if that makes it fit
     WAITING = "waiting"  # a queued request while others run: see `Reclaimer`
     HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin

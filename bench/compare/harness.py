@@ -38,13 +38,17 @@ BASES = {"vanilla": None, "lmcache": LMCACHE}
 
 @dataclass(frozen=True, slots=True)
 class HarnessOptions(ComparisonOptions):
-    """The demo's agents, in the format of the load generator."""
+    """Agents in the format of the load generator."""
 
+    programs: int = 24
+    blocks: int = 513
+    token_scale: float = 0.07
+    gap_cap_s: float = 3.0
     _: KW_ONLY
     name: str = argument(f"One of {', '.join(HARNESSES)}.")
     rounds: int = option(3, "Pairs of runs, each with other data.", min=1)
     against: str = option("vanilla", "vanilla or lmcache: its own connector.")
-    at_once: int | None = option(8, "Agents at a time, where it asks for that.", min=1)
+    at_once: int | None = option(18, "Agents at a time, where it asks for that.", min=1)
     run_limit_s: float = option(1200.0, "A run that takes longer failed.")
     out: Path = Path("out/harness")
 

@@ -2,7 +2,7 @@
 
 Two kinds: hooks, which vLLM calls and we override, so that our parameters must be
 vLLM's; and uses, which we call or read. tests/connector/test_surface.py holds them
-against the sources of supported and refused versions.
+against the sources of supported versions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ USES: dict[str, tuple[str, ...]] = {
         "schedule()",
         *("waiting", "running", "requests", "connector", "kv_cache_manager"),
         *("defer_block_free", "deferred_frees", "_inflight_prefills"),
+        *("set_pause_state(pause_state)", "pause_state"),
     ),
+    _CORE + "sched/interface.py::PauseState": ("UNPAUSED", "PAUSED_ALL"),
     _CORE + "sched/async_scheduler.py::AsyncScheduler": ("schedule()", "waiting"),
     _CORE + "kv_cache_manager.py::KVCacheManager": (
         "allocate_slots(request, num_new_tokens, num_new_computed_tokens, "
@@ -66,6 +68,7 @@ USES: dict[str, tuple[str, ...]] = {
         "reset_prefix_cache()",
         *("get_block_ids(request_id)", "get_blocks(request_id)"),
         *("block_pool", "kv_cache_config", "watermark_blocks", "coordinator"),
+        *("use_eagle", "max_model_len"),
     ),
     _CORE + "kv_cache_coordinator.py::KVCacheCoordinator": (
         "find_longest_cache_hit(block_hashes, max_cache_hit_length)",
@@ -84,6 +87,16 @@ USES: dict[str, tuple[str, ...]] = {
         *("num_blocks", "kv_cache_groups", "kv_cache_tensors"),
     ),
     "vllm/v1/kv_cache_interface.py::KVCacheTensor": ("size",),
+    "vllm/v1/kv_cache_interface.py::MambaSpec": (
+        *(
+            "mamba_cache_mode",
+            "num_speculative_blocks",
+            "num_prefill_checkpoint_blocks",
+        ),
+    ),
+    _CORE + "single_type_kv_cache_manager.py::SingleTypeKVCacheManager": (
+        *("block_size", "kv_cache_spec", "max_admission_blocks_per_request"),
+    ),
     _CORE + "kv_cache_utils.py::KVCacheBlock": (
         *("block_id", "ref_cnt", "block_hash", "is_null", "block_hash_num_tokens"),
     ),
@@ -114,10 +127,11 @@ USES: dict[str, tuple[str, ...]] = {
     ),
     "vllm/config/vllm.py::VllmConfig": (
         *("kv_transfer_config", "ec_transfer_config", "kv_events_config"),
-        "lora_config",
+        *("lora_config", "max_in_flight_tokens", "num_prefill_lookahead_tokens"),
     ),
     "vllm/config/parallel.py::ParallelConfig": (
         *("_api_process_rank", "nnodes", "distributed_executor_backend"),
+        *("prefill_context_parallel_size", "decode_context_parallel_size"),
         *("data_parallel_size", "data_parallel_size_local"),
         "data_parallel_external_lb",
     ),

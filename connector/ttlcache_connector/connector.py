@@ -250,9 +250,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self._bound.steps.on_step_end(scheduler_output)
 
     @_of_scheduler()
-    def on_paused(self, paused_s: float) -> None:
-        """For so long the engine was told to stand still."""
-        self._bound.steps.on_paused(paused_s)
+    def on_paused(self, paused_s: float, *, all_stood: bool) -> None:
+        """For so long no request started, and if all stood none ran."""
+        self._bound.steps.on_paused(paused_s, all_stood=all_stood)
 
     @_of_scheduler(plain=False)
     def is_newcomer(self, request: Request) -> bool:

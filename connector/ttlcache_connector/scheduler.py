@@ -48,11 +48,11 @@ class ProgramScheduling:
         super().add_request(request)  # type: ignore[misc]
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        now_s = default_clock().now_s()
-        if self.pause_state is not PauseState.UNPAUSED:  # type: ignore[attr-defined]
+        now_s, was = default_clock().now_s(), self.pause_state  # type: ignore[attr-defined]
+        if was is not PauseState.UNPAUSED:
             paused_s = now_s - self._pause_state_since_s
             self.waiting.on_paused(paused_s)
-            self._ttl.on_paused(paused_s)
+            self._ttl.on_paused(paused_s, all_stood=was is PauseState.PAUSED_ALL)
         self._pause_state_since_s = now_s
         super().set_pause_state(pause_state)  # type: ignore[misc]
 

@@ -107,7 +107,7 @@ def test_what_got_worse_on_real_servers_is_named():
     rounds = [{arm: {"mean_jct_s": each, **alike} for arm, each in jct_s.items()}]
     results = {"harness-a": {"rows": rows}, "demo": {"rounds": rounds}}
     assert servers.losses(results) == [
-        "a: `p99_ms` 1.598 ± 0.100x, `reuse` 0.500 ± 0.000x, `failed` 0 to 3",
+        "a: `p99_ms` 1.598±0.100x, `reuse` 0.500±0.000x, `failed` 0 to 3",
         "demo: mean JCT, s `ttlcache+cpu` 150, `lmcache` 120",
     ]
 

@@ -61,8 +61,9 @@ def finish_all(engine, clock):
     assert engine.controller.requests == {}
 
 
-def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock):
+def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock, our_log):
     engine = full_engine()
+    assert any("admission=room-to-grow" in line for line in our_log)
     assert free(engine) >= 4
     assert started(engine, 20) == []
     assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]

@@ -133,8 +133,6 @@ AT_WILL = {
 
 
 class Odd(Ordering):
-    """Keys that no queue could sort."""
-
     def key(self, turn):
         return [(), ("first",), None, (math.nan,)][turn.request_seq % 4]
 

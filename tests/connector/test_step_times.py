@@ -71,18 +71,20 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
     assert all(step.decodes <= 2 for step in seen)
 
 
-def test_a_pause_is_neither_service_nor_waiting(make_engine, clock):
+@pytest.mark.parametrize(("stood", "turn_s"), [(True, 5.0), (False, 155.0)])
+def test_a_pause_is_neither_service_nor_waiting(make_engine, clock, stood, turn_s):
     extra = {"max_queue_wait_s": 10.0}
     engine = make_engine(num_blocks=40, max_num_seqs=1, extra_config=extra)
     engine.worker_says = lambda: clock.advance(1.0)
     for name in "ab":
         engine.add(name, PROMPT[:40], max_tokens=5)
     engine.step()
-    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    state = PauseState.PAUSED_ALL if stood else PauseState.PAUSED_NEW
+    engine.scheduler.set_pause_state(state)
     clock.advance(300.0)
     engine.scheduler.set_pause_state(PauseState.UNPAUSED)
     engine.run()
     queue = engine.controller.queue
-    assert queue.quantum.turn_s.value == 5.0
+    assert queue.quantum.turn_s.value == turn_s
     assert queue.wait_bound._wait_s.value == 2.5
     assert "aged_requests" not in totals(engine)

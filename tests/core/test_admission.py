@@ -254,7 +254,6 @@ def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer(engine):
 
 
 def test_the_retry_of_an_aborted_start_teaches_nothing(engine, monkeypatch):
-    """It finds its own prompt, which no other program would."""
     engine.abort("D")
     control, found = engine.controller.admission, []
     monkeypatch.setattr(control, "on_program_start", found.append)

@@ -277,8 +277,8 @@ def test_nothing_secret_is_recorded(file):
 )
 def test_idle_memory_and_final_turns_have_colours_of_their_own(next_gap_s, kind):
     """The pin lives from 10 to 30; a request lacked memory from 15 to 20."""
-    waits = TurnLog(2, 12.0, wait_s=8.0, memory_wait_s=5.0)
-    held = TurnLog(1, 8.0, wait_s=0.0, finish_s=10.0, next_gap_s=next_gap_s)
+    waits = TurnLog(2, 12.0, admit_s=20.0, memory_wait_s=5.0)
+    held = TurnLog(1, 8.0, admit_s=8.0, finish_s=10.0, next_gap_s=next_gap_s)
     held.pin = PinLog(1, 10.0, 4, "expired", 30.0)
     log = ProgramLog("held", "run", [held])
     recording = Recording([log, ProgramLog("waits", "run", [waits])], {"run": {}})

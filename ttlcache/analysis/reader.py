@@ -81,7 +81,7 @@ class _Reader:
         # None where its arrival went with a file that was rotated away.
         elif turn := self._turns.get((self._run, line["turn"])):
             if kind == "admit":
-                self._admit(turn, line)
+                self._admit(turn, now_s, line)
             elif kind == "finish":
                 turn.finish_s, turn.completed = now_s, line["completed"]
             elif kind == "decide":
@@ -108,6 +108,7 @@ class _Reader:
     def _arrive(self, now_s: float, line: Mapping[str, Any]) -> None:
         turn = TurnLog(
             turn=line["turn"],
+            request=line["request"],
             arrive_s=now_s,
             prompt_tokens=line["prompt_tokens"],
             rule=line["rule"],
@@ -123,11 +124,11 @@ class _Reader:
         if before is not None and before.next_gap_s is None:
             before.next_gap_s = turn.gap_s
 
-    def _admit(self, turn: TurnLog, line: Mapping[str, Any]) -> None:
+    def _admit(self, turn: TurnLog, now_s: float, line: Mapping[str, Any]) -> None:
         if line["again"]:
             turn.preemptions += 1
             return
-        turn.wait_s = line["wait_s"]
+        turn.admit_s, turn.wait_s = now_s, line["wait_s"]
         turn.cached_tokens = line["cached_tokens"]
         turn.claimed_pin = line["pin"]
         turn.claimed_tokens = line["claimed_tokens"]

@@ -75,6 +75,7 @@ class Decided:
 class TurnLog:
     """One request from arrival to the arrival of the turn that went on from it.
 
+    wait_s: until `admit_s`, without the time for which the engine was paused.
     gap_s: of the gap before it; next_gap_s: after it, None if nobody came.
     claimed_pin, claimed_tokens: the pin it took over and what that held of its prompt.
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
@@ -85,6 +86,7 @@ class TurnLog:
 
     turn: int
     arrive_s: float
+    request: str = ""
     prompt_tokens: int = 0
     rule: str = ""
     relation: str = ""
@@ -92,6 +94,7 @@ class TurnLog:
     gap_s: float | None = None
     rejected: tuple[str, ...] = ()
     divergence: Divergence | None = None
+    admit_s: float | None = None
     wait_s: float | None = None
     cached_tokens: int = 0
     claimed_pin: int | None = None
@@ -180,10 +183,9 @@ class Recording:
     def wanted(self, run: str) -> list[Interval]:
         """When a waiting request lacked memory in that run: disjoint, ascending."""
         waits = sorted(
-            (admitted_s - turn.memory_wait_s, admitted_s)
+            (turn.admit_s - turn.memory_wait_s, turn.admit_s)
             for log, turn in self.turns()
-            if log.run == run and turn.wait_s is not None and turn.memory_wait_s
-            for admitted_s in (turn.arrive_s + turn.wait_s,)
+            if log.run == run and turn.admit_s is not None and turn.memory_wait_s
         )
         found: list[Interval] = []
         for start_s, end_s in waits:

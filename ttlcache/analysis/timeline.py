@@ -107,12 +107,12 @@ def spans_of(
     bars: dict[str, list[Interval]] = {kind: [] for kind in COLOURS}
     for turn in log.turns:
         arrive_s = turn.arrive_s - origin_s
-        wait_s = turn.wait_s or 0.0
-        bars["waiting"].append((arrive_s, wait_s))
+        admit_s = arrive_s if turn.admit_s is None else turn.admit_s - origin_s
+        bars["waiting"].append((arrive_s, admit_s - arrive_s))
         if turn.finish_s is None:
             continue
         finish_s = turn.finish_s - origin_s
-        bars["running"].append((arrive_s + wait_s, finish_s - arrive_s - wait_s))
+        bars["running"].append((admit_s, finish_s - admit_s))
         held_s = turn.pin.lived_s if turn.pin is not None else 0.0
         if turn.pin is not None and held_s:
             is_claimed = turn.pin.outcome == "claimed"

@@ -44,10 +44,11 @@ class QueueOrder:
 
         Raises:
             KeyError: the request never arrived here.
+            TypeError, ValueError: the ordering answered what cannot be sorted.
         """
         record = self.requests[request_id]
         key = self.ordering.key(self._queued(record, preempted))
-        return (record.user_priority, *key)
+        return _sortable((record.user_priority, *key))
 
     def refresh_place(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
@@ -66,7 +67,7 @@ class QueueOrder:
     def rank(self, record: RequestRecord) -> Rank:
         """As the queue has it: the user's priority goes before the ordering's place."""
         place = self.ordering.rank(self._queued(record, preempted=False))
-        return (record.user_priority, *place)
+        return _sortable((record.user_priority, *place))
 
     def rank_after_this_turn(self, record: RequestRecord) -> Rank:
         """Where the program's next turn will stand, as far as can be told now."""
@@ -165,3 +166,10 @@ class QueueOrder:
             record.seq,  # request_seq
             record.work_delay_places,
         )
+
+
+def _sortable(key: tuple[int, ...]) -> tuple[int, ...]:
+    """An ordering may be anybody's code."""
+    if any(map(math.isnan, key)):
+        raise ValueError(f"key or rank with NaN: {key}")
+    return key

@@ -48,8 +48,8 @@ def render(results: Results) -> str:
 
 def losses_of(results: Results) -> Iterator[str]:
     """What got worse, or no better, wherever that was measured."""
-    for line in servers.losses(results):
-        yield f"Real servers, worse by more than 1 %: {line}"
+    if worse := servers.losses(results):
+        yield f"Real servers, worse by more than 1 %: {'; '.join(worse)}"
     if "validate" in results:
         error = servers.simulator_error(results["validate"])
         yield f"The simulator, with measured step times: {error}"

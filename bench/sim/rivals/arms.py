@@ -185,7 +185,7 @@ _ALL = (
             "policy_options": {"ttl_s": 1e9},
             "max_ttl_s": 1e9,
             "max_pinned_fraction": 1.0,
-            "ordering": "request-fcfs",
+            "ordering": "bench.sim.rivals.mori:RequestOrder",
         },
         gate="mori",
         bounded=False,

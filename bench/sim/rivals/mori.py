@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 
 from ttlcache.clock import default_clock
 from ttlcache.retention.pin_table import PinTable
+from ttlcache.scheduling.ordering import RequestFCFS
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate, controller_of
 from ttlcache_sim.load.agents import Agent
@@ -42,6 +43,10 @@ CYCLES = 5
 STICKY = 0.1
 #: A context that grows while it decodes needs some room above its prompt.
 BUFFER_TOKENS = 256
+
+
+class RequestOrder(RequestFCFS):
+    """vLLM's, without our own rule: in that order requests take no member's pin."""
 
 
 @dataclass(slots=True)

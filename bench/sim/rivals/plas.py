@@ -96,7 +96,7 @@ class PlasGate(Gate):
             entry = (at_s, next(self._count), request)
             heapq.heappush(self._promotions, entry)
         resumes = request.status is RequestStatus.PREEMPTED
-        return (not resumes, self._level(call), call.record.seq)
+        return (0, not resumes, self._level(call), call.record.seq)
 
     def refresh_place(self, request: Request) -> bool:
         """Promotes what is due; True: the queue looks for its head anew."""

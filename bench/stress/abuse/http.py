@@ -28,8 +28,8 @@ PROMPT_TOKENS = 40
 VICTIM_TURNS = 5
 VICTIM_TURN = Turn(new_prompt_tokens=96, output_tokens=4, tool="bash", gap_s=0.0)
 VICTIM = "good"
-#: Sessions before the first look: metrics have most of their labels then.
-WARM_UP = 64
+#: Sessions before the first look: metrics have their labels then, processes buffers.
+WARM_UP = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,13 @@ def abuse(server: VLLMServer, sessions: int) -> AbuseResult:
     """Flood `server` with `sessions`; another tenant works before and meanwhile."""
     serials = itertools.count()
     with httpx.Client(base_url=server.base_url, timeout=600.0) as client:
-        first = [_send(client, number) for number in range(WARM_UP)]
+        start = min(WARM_UP, sessions)
+        first = [_send(client, number) for number in range(start)]
         hit_calm = _victim(server, next(serials))
         client.post("/reset_prefix_cache").raise_for_status()
         before = look(client, server)
         with ThreadPoolExecutor(WORKERS + 1) as pool:
-            rest = range(WARM_UP, WARM_UP + sessions)
+            rest = range(start, start + sessions)
             flood = [pool.submit(_send, client, number) for number in rest[:-WORKERS]]
             hits = [_victim(server, next(serials))]
             while not all(each.done() for each in flood):

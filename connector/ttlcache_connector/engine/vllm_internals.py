@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 
+from ttlcache_connector.log import logger
+
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -34,7 +36,13 @@ def install_middleware(path: str) -> None:
     """
     app_module = sys.modules.get(_APP_MODULE)
     original = getattr(app_module, _ADD_MIDDLEWARE, None)
-    if original is None or hasattr(original, "__wrapped__"):
+    if original is None:
+        if "vllm.entrypoints.openai.api_server" in sys.modules:
+            logger(__name__).warning(
+                "ttlcache: cannot add --middleware %s to this vLLM", path
+            )
+        return
+    if hasattr(original, "__wrapped__"):
         return
 
     @functools.wraps(original)

@@ -36,7 +36,7 @@ class Group(NamedTuple):
     block_tokens: more than the spec's where ranks of decode context parallelism share.
     most_blocks: that one request holds at a time: a window gives back what it leaves,
         and so does a recurrent state.
-    is_window: whether vLLM has that limit from the group itself.
+    is_window: vLLM's own admission limits it by that.
     """
 
     block_tokens: int

@@ -68,8 +68,7 @@ class SchedulerRoleBuilder:
         )
         self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._costs = CostModel(step_tokens=self._step_tokens)
-        # What "observe" would pin is to fare as with the policy that it stands for.
-        by_request = ordering_in_force(config) == "request-fcfs" and not config.observes
+        by_request = ordering_in_force(config) == "request-fcfs"
         self.engine = EngineView(vllm_config.scheduler_config, by_request=by_request)
 
     def bind(

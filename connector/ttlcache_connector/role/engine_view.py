@@ -25,11 +25,11 @@ class EngineView:
         self._config, self._by_request = scheduler_config, by_request
         self._heeds_priority = scheduler_config.policy == "priority"
         self._queue: ProgramQueue | None = None
-        self.asked_order = False  # for the place of any request
+        self.asked_order = False  # a scheduler asked for the place of a request
         self.scheduler: Scheduler | None = None
 
     def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
-        self.scheduler, self._queue = scheduler, queue
+        self.scheduler, self._queue, self.asked_order = scheduler, queue, True
 
     @property
     def by_program(self) -> bool:

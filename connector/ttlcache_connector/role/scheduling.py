@@ -36,12 +36,9 @@ class SchedulingCallbacks:
         preempted = request.status is RequestStatus.PREEMPTED
         self._engine.asked_order = True
         try:
-            key = self._controller.queue.priority(
+            return self._controller.queue.priority(
                 request.request_id, preempted=preempted
             )
-            if any(map(math.isnan, key)):
-                raise ValueError(f"a key with NaN: {key}")
-            return key
         except KeyError:
             pass  # its arrival failed and was counted: last, in order of time
         except Exception:  # noqa: BLE001 - the serving path fails open

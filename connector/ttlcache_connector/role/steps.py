@@ -62,9 +62,9 @@ class StepEvents:
             self._holder.states.before_step()
 
     @guarded()
-    def on_paused(self, paused_s: float) -> None:
+    def on_paused(self, paused_s: float, *, all_stood: bool) -> None:
         """See `TTLConnector.on_paused`."""
-        self._controller.on_paused(paused_s)
+        self._controller.on_paused(paused_s, all_stood=all_stood)
 
     @guarded()
     def put_back_failed_loads(self) -> None:
