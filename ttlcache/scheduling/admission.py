@@ -110,8 +110,8 @@ class GrowthReserve(AdmissionControl):
         self._growth_context_blocks = 0.0  # the sum over them
         self._final_context_blocks = SlidingMean(WINDOW)
         self._cached_context_blocks = SlidingMean(WINDOW)  # at programs' starts
-        self._turn_context_blocks = SlidingMean(WINDOW)
-        self._turn_pool_blocks = SlidingMean(WINDOW)
+        # Sums over turns' contexts; older ones fade.
+        self._turn_context_blocks = self._turn_pool_blocks = 0.0
 
     @property
     def reserved_pool_blocks(self) -> float:
@@ -142,9 +142,9 @@ class GrowthReserve(AdmissionControl):
             self._final_context_blocks.observe(tokens / self._block_tokens)
 
     def on_pool_blocks(self, context_blocks: float, pool_blocks: float) -> None:
-        if context_blocks > 0.0 and pool_blocks > 0.0:
-            self._turn_context_blocks.observe(context_blocks)
-            self._turn_pool_blocks.observe(pool_blocks)
+        keep = 1.0 - 1.0 / WINDOW
+        self._turn_context_blocks = keep * self._turn_context_blocks + context_blocks
+        self._turn_pool_blocks = keep * self._turn_pool_blocks + pool_blocks
 
     def missing_blocks(
         self,
@@ -173,9 +173,9 @@ class GrowthReserve(AdmissionControl):
     @property
     def _pool_blocks_per_context_block(self) -> float:
         """One, but for several KV cache groups: those have more, or larger, blocks."""
-        if not self._turn_context_blocks.count:
+        if not self._turn_context_blocks:
             return 1.0
-        return self._turn_pool_blocks.value / self._turn_context_blocks.value
+        return self._turn_pool_blocks / self._turn_context_blocks
 
     def _expected_growth_context_blocks(self, context_blocks: float) -> float:
         final = self._final_context_blocks
