@@ -10,6 +10,7 @@ import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -28,7 +29,8 @@ PROMPT_TOKENS = 40
 VICTIM_TURNS = 5
 VICTIM_TURN = Turn(new_prompt_tokens=96, output_tokens=4, tool="bash", gap_s=0.0)
 VICTIM = "good"
-#: Sessions before the first look: metrics have their labels then, processes buffers.
+#: Sessions before the first look: metrics have their labels then, and vLLM buffers for
+#: so many requests at once.
 WARM_UP = 2048
 
 
@@ -90,7 +92,8 @@ def abuse(server: VLLMServer, sessions: int) -> AbuseResult:
     serials = itertools.count()
     with httpx.Client(base_url=server.base_url, timeout=600.0) as client:
         start = min(WARM_UP, sessions)
-        first = [_send(client, number) for number in range(start)]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            first = list(pool.map(partial(_send, client), range(start)))
         hit_calm = _victim(server, next(serials))
         client.post("/reset_prefix_cache").raise_for_status()
         before = look(client, server)
