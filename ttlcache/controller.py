@@ -255,7 +255,7 @@ class Controller:
         now_s = self._clock.now_s()
         for record in self.requests.values():
             if all_stood or record.admitted_s is None:
-                record.move_on(paused_s, now_s)
+                record.shift_times(paused_s, now_s)
         if all_stood:
             self.queue.started_s = min(now_s, self.queue.started_s + paused_s)
 

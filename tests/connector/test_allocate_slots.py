@@ -115,9 +115,7 @@ def test_ttl_aware_order_preempted_pinned_then_program_arrival(make_engine, sche
     ("ordering", "spec", "waits"),
     [("auto", {}, ["N-1"]), ("request-fcfs", {}, []), ("auto", SCHEDULERS["vllm"], [])],
 )
-def test_heads_overdue_or_not_in_order_of_programs_may_take_older_pins(
-    make_engine, clock, ordering, spec, waits
-):
+def test_who_may_take_older_pins(make_engine, clock, ordering, spec, waits):
     extra = {**HOLD_ALL, "max_queue_wait_s": 30.0, "ordering": ordering}
     engine = make_engine(num_blocks=31, extra_config=extra, **spec)
     first_turns(engine, "A", 300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 from operator import attrgetter
 from types import SimpleNamespace
 
@@ -134,7 +133,7 @@ AT_WILL = {
 
 class Odd(Ordering):
     def key(self, turn):
-        return [(), ("first",), None, (math.nan,)][turn.request_seq % 4]
+        return [(), ("first",), None, (float("nan"),)][turn.request_seq % 4]
 
 
 def test_an_ordering_may_answer_nonsense(make_engine):

@@ -64,3 +64,6 @@ def test_registering_needs_a_free_name_and_a_full_target():
     for target in ("module", "module:", ":Class", ""):
         with pytest.raises(ConfigError, match=r"expected 'package\.module:Class'"):
             policies.register("mine", target)
+    policies.register("bad", "ttlcache.estimators.costs:CostModel")
+    with pytest.raises(ConfigError, match="not a subclass of Policy"):
+        policies.create("bad")

@@ -251,8 +251,8 @@ class RequestRecord:
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
 
-    def move_on(self, seconds: float, now_s: float) -> None:
-        """All that happened before now did so much later."""
+    def shift_times(self, seconds: float, now_s: float) -> None:
+        """As if all that happened to it had happened so much later, at most now."""
         for name in ("queued_s", "refused_s", "admitted_s", "first_token_s"):
             at_s = getattr(self, name)
             if at_s is not None:

@@ -25,8 +25,10 @@ _DEMO = {
     "p99_turn_s": "turn p99, s",
     "prompt_hit": "prompt hit",
 }
-#: Failed checks that are named where words are few, and agentic-bench's seconds a job.
-_NAMED, _JOBS = 4, "mean_trajectory_time_s"
+#: Failed checks that are named where words are few.
+_NAMED = 4
+#: Of agentic-bench: seconds that a job waited for the server.
+_JOBS = "mean_trajectory_time_s"
 #: Arms of the demo, and what each is held against.
 _PAIRS = {"ttlcache": "vanilla", "ttlcache+cpu": "lmcache"}
 
@@ -176,12 +178,13 @@ def _harness(result: Json) -> str:
 
 
 def harness_in_short(result: Json) -> str:
-    """How long jobs took, and all that got worse."""
+    """How long jobs took, or else what got better first; and all that got worse."""
     compared = list(_by_metric(result))
     jobs = [c.text for c in compared if c.metric.endswith(_JOBS)]
-    worse = [c.text for c in compared if c.is_worse]
-    told = f"{', '.join(jobs)}; worse: {', '.join(worse) or 'nothing'}"
-    return f"over {_base(result)}: {told}"
+    better = [c.text for c in compared if c.times_worse < 1 / TIE]
+    (first, *_) = [*jobs, *better, "nothing better"]
+    worse = ", ".join(c.text for c in compared if c.is_worse) or "nothing"
+    return f"over {_base(result)}: {first}; worse: {worse}"
 
 
 def _base(result: Json) -> str:

@@ -56,8 +56,8 @@ def _validation(result: Json) -> Iterator[list[str]]:
 def _harness(result: Json) -> Iterator[list[str]]:
     settings = result["options"].get("connector_config")
     beside = f", `{json.dumps(settings)}`" if settings else ""
-    trace = Path(result["options"]["trace"]).name.partition(".")[0]
-    what = f"real servers, {trace}{beside}"
+    trace = Path(result["options"]["trace"] or "drawn agents").name
+    what = f"real servers, {trace.partition('.')[0]}{beside}"
     yield [what, servers.harness_in_short(result)]
 
 

@@ -165,7 +165,7 @@ class AllocationGuard:
         # One that holds memory stands before all others. In no order of programs any
         # request stands before those to come.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
-        if is_first or not self._engine.ranks_programs:
+        if is_first or not self._engine.queue_follows_pin_ranks:
             return Urgency.OVERDUE
         return Urgency.WAITING
 

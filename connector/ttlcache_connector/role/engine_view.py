@@ -35,11 +35,11 @@ class EngineView:
     def by_program(self) -> bool:
         """Whether the queue is in our order, not in a foreign scheduler's, nor that of
         requests or of the clients' priorities."""
-        ours = self.scheduler is not None and self.ranks_programs
+        ours = self.scheduler is not None and self.queue_follows_pin_ranks
         return ours and not self._heeds_priority
 
     @property
-    def ranks_programs(self) -> bool:
+    def queue_follows_pin_ranks(self) -> bool:
         """Whether requests are served in the order in which programs' pins rank: not
         in that of requests, nor by a scheduler that never asked for another one."""
         return self.asked_order and not self._by_request
