@@ -7,6 +7,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlcache_connector.http.known_clients import FINAL_HEADERS, HEADER_FORMS
+
+#: Every header that says something of a program.
+HEADER_NAMES = {name for f in HEADER_FORMS for name in (f.session, f.agent, f.parent)}
+HEADER_NAMES = HEADER_NAMES - {None} | {*FINAL_HEADERS}
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))

@@ -171,14 +171,13 @@ class Controller:
         now_s = self._clock.now_s()
         self._forget(arrival.request_id)
         known = len(self.programs)
-        stable_tokens = arrival.num_tokens - self._generation_prompt.observe(arrival)
-        program, rule = self._identifier.identify(arrival, stable_tokens, now_s)
+        program, rule = self._identifier.identify(arrival, now_s)
         if len(self.programs) > known:
             self.telemetry.metrics.count("programs_started")
             self.retention.make_room_for_others()
         continuation = relate(program, arrival, self.block_tokens)
         record = self._new_record(arrival, program, now_s)
-        record.stable_tokens = stable_tokens
+        record.stable_tokens = self._generation_prompt.stable_tokens(arrival)
         if rule in (Rule.HINT, Rule.SESSION):
             record.head_tokens, record.divergence = compare(
                 program, arrival, continuation, self.block_tokens

@@ -273,6 +273,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def on_aged(self) -> None:
         self._bound.scheduling.note_aged()
 
+    @_of_scheduler(plain=0.0)
+    def retained_share(self) -> float:
+        """Share of the KV blocks that are held for turns to come alone, 0 while a
+        request waits for memory: plain vLLM has them free."""
+        return self._bound.scheduling.retained_share()
+
     # --- scheduler role: clients of the API server ----------------------------
 
     @_of_scheduler(plain={})
@@ -337,9 +343,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(
             finished_recving=ended.received, failed_recving=ended.failed
         )
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.worker_role.take_invalid_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self.worker_role.report()

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
 from ttlcache.clock import default_clock
@@ -55,6 +56,17 @@ class ProgramScheduling:
             self._ttl.on_paused(paused_s, all_stood=was is PauseState.PAUSED_ALL)
         self._pause_state_since_s = now_s
         super().set_pause_state(pause_state)  # type: ignore[misc]
+
+    def get_kv_cache_usage(self) -> float:
+        """What requests use: balancers and routers would take pins for load."""
+        usage: float = super().get_kv_cache_usage()  # type: ignore[misc]
+        return max(0.0, usage - self._ttl.retained_share())
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats: SchedulerStats | None = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        if stats is not None:
+            stats.kv_cache_usage = self.get_kv_cache_usage()
+        return stats
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._ttl.before_step()

@@ -49,46 +49,42 @@ def is_in(version: str, tested: str) -> bool:
         return False
 
 
-def refuse_untested(
-    found: str, tested: str, override: str, *, allow: bool, log: logging.Logger
-) -> None:
-    """Of what no test of ours has seen.
+def check_tested(
+    name: str,
+    version: str,
+    tested: str,
+    override: str,
+    *,
+    allow: bool,
+    log: logging.Logger,
+) -> str:
+    """The version, if tests of ours have seen it.
 
     Args:
-        override: what to set to have it allowed.
+        override: what to set to have others allowed.
 
     Raises:
-        UnsupportedEngineError: it is not.
+        UnsupportedEngineError: they have not, and it is not.
     """
+    if is_in(version, tested):
+        return version
     if not allow:
         raise UnsupportedEngineError(
-            f"{found} is outside the range that ttlcache {ttlcache_version()} was "
-            f"tested with ({tested}); set {override} to try it"
+            f"{name} {version} is outside the range that ttlcache {ttlcache_version()} "
+            f"was tested with ({tested}); set {override} to try it"
         )
-    log.warning("ttlcache runs on untested %s (tested: %s)", found, tested)
+    log.warning("ttlcache runs on untested %s %s (tested: %s)", name, version, tested)
+    return version
 
 
-def check_lmcache(*, allow_untested: bool) -> str:
-    """Refuse LMCache versions that no test of ours has seen.
-
-    Returns:
-        The version.
-
-    Raises:
-        UnsupportedEngineError: not installed, or untested and not overridden.
-    """
-    version = lmcache_version()
+def check_lmcache(*, allow_untested: bool, override: str = _OVERRIDE) -> str:
+    """As `check_tested`; UnsupportedEngineError also where LMCache is not installed."""
+    version, log = lmcache_version(), logger(__name__)
     if version is None:
         raise UnsupportedEngineError("LMCache is not installed: pip install lmcache")
-    if not is_in(version, TESTED_LMCACHE):
-        refuse_untested(
-            f"LMCache {version}",
-            TESTED_LMCACHE,
-            _OVERRIDE,
-            allow=allow_untested,
-            log=logger(__name__),
-        )
-    return version
+    return check_tested(
+        "LMCache", version, TESTED_LMCACHE, override, allow=allow_untested, log=log
+    )
 
 
 def only_l1(storage_manager: Any) -> Any:

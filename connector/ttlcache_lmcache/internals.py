@@ -5,7 +5,8 @@ replaces, each of them once, so that no order of replacements matters:
 
 - scheduler's adapter: `cleanup_lookup_result`, `end_session` (public, by
   `OrphanedLookups`);
-- scheduler's connector: `_get_or_create_request_tracker` (by `SaltGenerations`);
+- scheduler's connector: `_get_or_create_request_tracker` (by `SaltGenerations`),
+  `_report_block_allocation_deltas` (by `set_reports`);
 - worker's adapter: `_send_register_kv_caches_request` (by `Registration`);
 - server's transfer module: `_release_entry` (by `on_worker_gone`).
 """
@@ -13,7 +14,7 @@ replaces, each of them once, so that no order of replacements matters:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 # --- the scheduler's connector and adapter ------------------------------------------
@@ -63,6 +64,31 @@ def set_answer_timeout(connector: Any, seconds: float) -> None:
     for name in ("scheduler_adapter", "worker_adapter"):
         if hasattr(connector, name):
             getattr(connector, name)._mq_timeout = seconds
+
+
+def set_reports(connector: Any) -> None:
+    """Failed loads by request: running requests may share their blocks. And no block
+    allocations, for which each step would copy all tokens of the requests in it."""
+    connector._report_request_errors = True
+    connector._report_block_allocation_deltas = lambda _: None
+
+
+def forget_load(connector: Any, request_id: str, chunk_tokens: int) -> None:
+    """A load that was to begin does not, and nothing stays locked for it: LMCache
+    passes over a request that is `READY` and comes again with nothing computed."""
+    tracker = connector.request_trackers.get(request_id)
+    if tracker is None:
+        return
+    if tracker.state.name == "WAITING_FOR_LOAD":
+        connector.scheduler_adapter.free_lookup_locks(
+            tracker.get_token_ids(),
+            tracker.num_vllm_hit_tokens // chunk_tokens * chunk_tokens,
+            tracker.num_lmcache_hit_tokens,
+            request_id,
+            tracker.cache_salt,
+            tracker.request_configs,
+        )
+    tracker.state = type(tracker.state).READY
 
 
 def open_lookups(adapter: Any) -> Collection[str]:
@@ -123,9 +149,8 @@ def register_at_server(
         adapter._mq_timeout = before_s
 
 
-def fail_load(adapter: Any, request_id: str, block_ids: Iterable[int]) -> None:
+def fail_load(adapter: Any, request_id: str) -> None:
     """Reported as LMCache reports a load that it does not even try."""
-    adapter.error_block_ids.update(block_ids)
     adapter._failed_request_ids.add(request_id)
     adapter._dropped_retrieves.add(request_id)
 

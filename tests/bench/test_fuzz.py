@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from bench.stress.fuzz.play import Answer, is_same, read_answer
 from bench.stress.fuzz.requests import COMPLETIONS, HEADERS, HINTS, FuzzRequest, make
+from tests.documented import HEADER_NAMES
 from ttlcache.programs.hints import _PARSERS
 from ttlcache_connector.http import middleware
 from ttlcache_connector.http.asgi import GENERATING
 from ttlcache_connector.http.body import _TELLING
-from ttlcache_connector.http.known_clients import HEADER_NAMES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 REQUESTS = [make(number) for number in range(1500)]

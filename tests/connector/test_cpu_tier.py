@@ -419,6 +419,36 @@ def test_a_step_that_takes_long_is_no_stall(monkeypatch):
     assert copies.is_stalled
 
 
+def test_no_running_request_is_preempted_for_a_copy(make_worker):
+    engine = make_worker(num_blocks=40)
+    broken = BrokenEngine(queue(engine, "stores"), hangs=True)
+    engine.turn("a-0", prompt(1, 200), hints=hints("a"))
+    time.sleep(0.06)
+    step_until(engine, lambda: bool(broken.waiting))
+    last = hints("b", last=True)
+    running = engine.add("b", prompt(2, 300), max_tokens=200, hints=last)
+    step_until(engine, running.is_finished)  # with 32 blocks
+    assert running.num_preemptions == 0
+    broken.mend()
+    engine.settle()
+    assert (free(engine), lower(engine).tier.index.used_blocks) == (39, 0)
+
+
+def test_a_head_that_waits_for_memory_is_looked_up_once(below, monkeypatch):
+    engine, context = below()
+    engine.add("big", prompt(3, 800), max_tokens=100, hints=hints("big", last=True))
+    engine.step()
+    asked, index = [], lower(engine).tier.index
+    find = index.find
+    monkeypatch.setattr(index, "find", lambda *args: asked.append(0) or find(*args))
+    engine.add("late", [*context, 5], hints=hints("a", last=True))
+    for _ in range(5):
+        engine.step()
+    assert len(asked) == 1
+    step_until(engine, lambda: "late" in engine.finished)
+    assert promoted(engine) == 12
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
     engine = make_worker()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ttlcache.cli.main import app
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
-from ttlcache_connector.cli.findings import BAD, NOTE, OK
+from ttlcache_connector.cli.doctor_template import BAD, NOTE, OK
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat as lmcache_compat
 
@@ -42,14 +42,15 @@ def test_this_machine_is_fine():
     ("config", "admission"),
     [
         ("{}", "room-to-grow"),
-        ('{"cpu_gb": 64}', "none"),
+        ('{"cpu_gb": 1}', "none"),
         ('{"policy": "none"}', "none"),
     ],
 )
 def test_the_tier_that_auto_is_here_counts(config, admission):
     found = {finding.what: finding.text for finding in findings(config)}
     assert found["policy"].endswith(f"admission {admission}")
-    assert found.get("lower tier") == ("cpu 64 GB" if "cpu_gb" in config else None)
+    assert found.get("lower tier") == ("cpu 1 GB" if "cpu_gb" in config else None)
+    assert states('{"cpu_gb": 64000}')["lower tier"] == BAD
 
 
 @pytest.mark.parametrize(("name", "state"), [("new", OK), ("file", BAD)])

@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from bench.serve.tiny_model import build
 from ttlcache.cli.main import app
-from ttlcache_connector.cli.doctor_template import findings
-from ttlcache_connector.cli.findings import BAD, NOTE, OK
+from ttlcache_connector.cli.doctor_template import BAD, NOTE, OK, findings
 
 ALL = "{% for m in messages %}"
 THINK = (

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.connector.test_http_clues import body
+from tests.documented import HEADER_NAMES
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Hints
 from ttlcache_connector.http import known_clients as known
@@ -50,15 +51,12 @@ def found(headers: dict[str, str], fields: dict[str, Any]) -> tuple[Any, Hints]:
 def test_every_form_is_read(headers, fields, rule, session, hints):
     clues, told = found(headers, fields)
     assert (clues.rule, clues.dropped, told) == (rule, (), hints)
-    if rule == "fairness-id":
-        assert clues.session.startswith("fairness-id-")
-    else:
-        assert clues.session == session
+    assert clues.session == session
 
 
 def test_there_is_a_request_for_every_row():
     headers = {name.lower().encode() for row in FORMS for name in row[0]}
-    assert headers == known.HEADER_NAMES
+    assert headers == HEADER_NAMES
     rules = {row[2] for row in FORMS}
     assert rules <= set(known.RULES)
     bodies = repr([row[1] for row in FORMS])
@@ -75,14 +73,6 @@ def test_headers_outrank_objects_in_the_body():
     fields = {"agent_hint": {"session_id": "b", "parent_session_id": "c"}}
     clues, told = found(CLAUDE, fields)
     assert (clues.session, told) == ("s:a", Hints(parent_id="s"))
-
-
-def test_a_tenants_id_tells_no_two_conversations_apart():
-    header = {"x-llm-d-inference-fairness-id": "tenant"}
-    one, _ = found(header, {})
-    other, _ = found(header, {"messages": [{"role": "user", "content": "Else."}]})
-    assert one.session != other.session
-    assert found(header, {"prompt_cache_key": "k"})[0].rule == "prompt-cache-key"
 
 
 @pytest.mark.parametrize(

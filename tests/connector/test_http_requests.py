@@ -81,11 +81,6 @@ def test_broken_bodies_stay_as_they_are(body):
     assert without_billing_header(body) is None
 
 
-def test_a_long_false_header_takes_no_time():
-    value = "x-anthropic-billing-header:" + " a=b" * 200_000
-    assert stripped(system=value) is None
-
-
 def test_other_members_keep_their_bytes():
     body = (
         '{"n": 1.10, "system": "%s\\nX", "e": "\\u00e9", "big": 123456789012345678901}'
@@ -100,14 +95,3 @@ def test_the_middleware_sends_the_body_on_without_it():
     sent = json.loads(answer["body"])
     assert sent == {"messages": [{"role": "system", "content": SYSTEM}, USER]}
     assert int(answer["length"]) == answer["bytes"] == len(answer["body"])
-
-
-def test_a_users_programs_stay_one_while_the_header_changes():
-    sessions = set()
-    for number in range(3):
-        header = HEADER.replace("eb6c6", f"{number:05d}")
-        turns = [{"role": "system", "content": header + SYSTEM}, USER]
-        answer = post(application(), CHAT, json={"messages": turns, "user": "u"}).json()
-        sessions.add(answer["session"])
-    assert len(sessions) == 1
-    assert None not in sessions

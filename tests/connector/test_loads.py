@@ -26,9 +26,6 @@ class Half(WorkerTier):
         self.done = []
         self.on_load = lambda: None
 
-    def before_step(self, metadata):
-        self.done.append("flush")
-
     def load(self, metadata):
         self.done.append("load")
         self.on_load()
@@ -44,13 +41,13 @@ def orders(*, stores_before_forward=True):
 @pytest.mark.parametrize(
     ("loads_early", "stores_before_forward", "is_alone", "order"),
     [
-        (True, True, True, ["flush", "load", "save", "forward"]),
+        (True, True, True, ["load", "save", "forward"]),
         # What this step computes is stored after it.
-        (True, False, True, ["flush", "load", "forward", "save"]),
+        (True, False, True, ["load", "forward", "save"]),
         # Where new blocks are zeroed, loads come after that.
-        (False, True, True, ["flush", "save", "forward", "load"]),
+        (False, True, True, ["save", "forward", "load"]),
         # Beside another connector loads come after its flush.
-        (True, True, False, ["flush", "save", "forward", "load"]),
+        (True, True, False, ["save", "forward", "load"]),
     ],
 )
 def test_copies_begin_once_and_as_early_as_is_right(
@@ -73,7 +70,7 @@ def test_a_load_that_fails_keeps_no_store():
     half.on_load = fails
     role = WorkerRole(half, zeroes_blocks=False)
     role.before_forward(orders(), is_alone=True)
-    assert half.done == ["flush", "load", "save"]
+    assert half.done == ["load", "save"]
     assert role.faults.total == 1
 
 
@@ -128,12 +125,10 @@ class Worker(LMCacheWorkerTier):
         self.clock = VirtualClock()
         self._now_s = self.clock.now_s
         self.loads = {n: (Load(self.clock, s), []) for n, s in enumerate(needs_s)}
-        self._adapter = SimpleNamespace(
-            retrieve_futures=self.loads, store_futures={}, transfer_ctx=None
-        )
-        self._inner = SimpleNamespace(
-            get_transfer_results=self._results, get_block_ids_with_load_errors=set
-        )
+        parts = {"store_futures": {}, "transfer_ctx": None}
+        parts |= {"retrieve_futures": self.loads, "get_failed_request_ids": set}
+        self._adapter = SimpleNamespace(**parts)
+        self._inner = SimpleNamespace(get_transfer_results=self._results)
         self._since_s = dict.fromkeys(self.loads, 0.0)
         self._new = list(self.loads)
 

@@ -7,6 +7,7 @@ import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.conftest import VLLM_OWN
@@ -134,9 +135,18 @@ def test_no_sleep_where_a_server_has_mapped_the_kv_cache(
 
 @pytest.mark.parametrize(
     ("tier", "device", "layout"),
-    [("cpu", "cuda", "BLNHC"), ("cpu", "cpu", None), ("none", "cuda", None)],
+    [
+        ("cpu", "cuda", "BLNHC"),
+        ("cpu", "cuda 10.x", "BLHNC"),
+        ("cpu", "cpu", None),
+        ("none", "cuda", None),
+    ],
 )
-def test_the_cpu_tier_asks_for_blocks_in_one_piece(tier, device, layout):
+def test_the_cpu_tier_asks_for_blocks_in_one_piece(monkeypatch, tier, device, layout):
+    if device == "cuda 10.x":
+        device = "cuda"
+        family = "is_device_capability_family"
+        monkeypatch.setattr(current_platform, family, lambda it: it == 100)
     transfer = SimpleNamespace(kv_connector_extra_config={"lower_tier": tier})
     config = SimpleNamespace(
         kv_transfer_config=transfer, device_config=SimpleNamespace(device_type=device)

@@ -84,6 +84,20 @@ def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
     assert engine.step().num_scheduled_tokens["A-2"] == len(context) + 30 - 160
 
 
+def test_balancers_are_told_what_requests_use(make_engine):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine)
+    # Of the pin's 10 blocks it uses 4, and 2 more.
+    engine.add("B-1", [*PROMPT[:64], *range(5000, 5020)], hints={"program_id": "B"})
+    engine.step()
+    assert (pinned(engine), free(engine)) == (10, 39 - 12)
+    usage = engine.scheduler.get_kv_cache_usage
+    assert usage() == pytest.approx(6 / 39)
+    engine.add("C-1", range(9000, 9600), hints={"program_id": "C"})
+    engine.step()  # it waits for memory
+    assert usage() == pytest.approx(12 / 39)
+
+
 def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine):
     engine = make_engine(num_blocks=60)
     shared = list(range(1, 129))  # 8 blocks

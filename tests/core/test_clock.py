@@ -4,15 +4,8 @@ from ttlcache.clock import (
     SystemClock,
     VirtualClock,
     default_clock,
-    stopwatch_s,
     use_clock,
 )
-
-
-def test_system_clock_and_stopwatch_do_not_go_backwards():
-    clock = SystemClock()
-    assert clock.now_s() <= clock.now_s()
-    assert stopwatch_s() <= stopwatch_s()
 
 
 def test_use_clock_nests_and_restores():

@@ -8,7 +8,7 @@ from ttlcache.programs.prompt_end import GenerationPrompt, PromptEnd
 from ttlcache.types import Arrival, GapKey, Hints
 
 BLOCK = 2
-TEMPLATE = 3  # tokens with which a prompt ends
+TEMPLATE = 3  # tokens with which a prompt ends here
 CONTINUES, DROPS_OUTPUT, SUPERSEDES, BRANCHES = Relation
 
 
@@ -22,7 +22,10 @@ def make_turn(tokens, *, gap_id=1, tool="search", pinned=True, prompt_tokens=0):
         num_hashes=len(hashes),
         last_hash=hashes[-1] if hashes else b"",
         prompt_end=PromptEnd.of(
-            hashes, slice_of(tokens), prompt_tokens - TEMPLATE, BLOCK
+            hashes,
+            slice_of(tokens),
+            prompt_tokens - TEMPLATE,
+            BLOCK,
         ),
         hashes=hashes if pinned else (),
     )
@@ -132,20 +135,14 @@ def test_a_prompt_below_a_block_is_extended_by_none():
     assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is SUPERSEDES
 
 
-def seen(*prompts):
-    """How many of the last one's tokens are the template's."""
-    generation_prompt = GenerationPrompt()
-    for prompt in prompts:
-        arrival = Arrival("r", len(prompt), [], slice_of(prompt), Hints())
-        found = generation_prompt.observe(arrival)
-    return found
+def test_the_template_is_what_different_prompts_of_a_tenant_end_with():
+    prompts = GenerationPrompt()
 
+    def cut(*tokens, tenant=""):
+        arrival = Arrival("r", len(tokens), [], slice_of(tokens), Hints(), tenant)
+        return len(tokens) - prompts.stable_tokens(arrival)
 
-def test_the_template_is_what_prompts_end_with():
-    assert seen([1, 2, 3, 7, 8]) == 0  # one prompt alone says nothing
-    assert seen([1, 2, 3, 7, 8], [1, 2, 4, 7, 8]) == 2
-    assert seen([5, 7, 8], [1, 2, 4, 7, 8], [7, 8]) == 2
-    assert seen([1, 2, 3, 7, 8], [4, 8], [5, 7, 8]) == 1
-    assert seen([1, 2], [3, 4]) == 0
-    assert seen(list(range(50)), list(range(50))) == 8
-    assert seen([9], *([1, 2, 3, 7, 8], [4, 7, 8]) * 4) == 2  # the last eight count
+    for _ in range(2):  # one prompt alone says nothing
+        assert cut(*range(20), 7, 7, 7, 7) == 0
+    assert cut(*range(30), 7, 7, 7, 7, tenant="other") == 0
+    assert cut(*range(30), 7, 7, 7, 7) == cut(*range(20), 7, 7, 7, 7) == 4

@@ -1,7 +1,6 @@
 import pytest
 
 from tests.fake_engine import chain_hashes
-from ttlcache.programs import prefix_index
 from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program
 from ttlcache.programs.prefix_index import PrefixIndex
@@ -88,13 +87,6 @@ def test_many_programs_behind_one_block_are_all_told_apart():
         assert index.find([*context, 0]) == label
     assert index.find([*SYSTEM, 99, 0, 0]) is None
     assert index.find([*SYSTEM, 200, 0]) is None
-
-
-def test_a_tail_is_hashed_once_for_each_length_known(monkeypatch):
-    index, hashed = Index(A=[*SYSTEM, 1, 2]), []
-    monkeypatch.setattr(prefix_index, "tail_digest", lambda t: hashed.append(len(t)))
-    assert index.find([*SYSTEM, 1, 3, 4, 5]) is None
-    assert hashed == [2]
 
 
 def test_the_bound_holds_over_tails_of_all_lengths():

@@ -36,7 +36,7 @@ def identify(
         tenant=tenant,
         session_id=session,
     )
-    return identifier.identify(arrival, len(tokens), now_s)
+    return identifier.identify(arrival, now_s)
 
 
 def remember(identifier, program, tenant=""):

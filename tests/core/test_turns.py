@@ -158,25 +158,29 @@ def test_a_client_that_drops_outputs_keeps_its_place_and_pins_prompts_only(engin
 
 
 #: What a template puts before an answer; prompts repeat all but the last token of it.
-TEMPLATE = [70, 71, 72]
+TEMPLATE = [70, 71, 72, 73]
 
 
 def test_a_prompt_without_the_reasoning_before_it_is_recognised_without_an_id(engine):
-    engine.turn("warm-up", [*range(50, 60), *TEMPLATE])
-    question = [*range(10), *TEMPLATE]
-    engine.turn("a1", question, [100, 101, 102, 103])
+    engine.turn("warm-up", [*range(70, 90), *TEMPLATE])
+    question = [*range(20), *TEMPLATE]
+    for number in range(8):  # a batch of one prompt
+        engine.turn(f"a{number}", question, [100 + number, 101, 102, 103])
+    engine.turn("odd", range(50, 63), tenant="other")
     engine.step(seconds=1.0)
     for number, prompt in enumerate(
         [
             question,  # the same again
-            [*range(8), 30, 31, *TEMPLATE],  # another question
-            [*range(8), 8, *TEMPLATE, 90, 91, 92, *TEMPLATE],  # a shorter one, went on
+            [*range(12), *range(30, 38), *TEMPLATE],  # another question
+            [*range(12), 8, *TEMPLATE, 90, 91, 92, *TEMPLATE],  # a shorter one, went on
         ]
     ):
         assert engine.arrive(f"other{number}", prompt).reusable_tokens == 0
         engine.abort(f"other{number}")
-    record = engine.arrive("a2", [*question[:-1], *range(40, 45), *TEMPLATE])
-    assert (record.reusable_tokens, record.program.turns_finished) == (12, 1)
+    record = engine.arrive("a", [*question[:-1], *range(40, 45), *TEMPLATE])
+    assert (record.reusable_tokens, record.program.turns_finished) == (20, 1)
+    found = engine.arrive("b", [*question, 103, 101, 102, 103, 44]).program
+    assert found is not record.program
 
 
 def test_shares_are_learnt_half_of_the_way_each_time(engine):

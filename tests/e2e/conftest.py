@@ -236,7 +236,7 @@ def agent(vanilla, tiny_model, tmp_path_factory):
         agent.recording = recording
         yield agent
         agent.is_unharmed("[validation.py:", "[exception.py:")
-        assert agent.count("vllm:kv_cache_usage_perc") == 0
+        assert agent.count("ttlcache_pinned_blocks") == 0
     # SIGTERM: the end of every pin was still written.
     pins = [turn.pin for _, turn in load(recording).turns() if turn.pin]
     assert pins

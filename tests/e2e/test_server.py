@@ -32,6 +32,7 @@ def test_claim(agent):
     hints = {"program_id": "claim", "tool": "bash", "ttl": 300}
     first = agent.ask(prompt(1, 200), hints=hints)
     assert agent.count("ttlcache_pins_active") >= 1
+    assert agent.count("vllm:kv_cache_usage_perc") == pytest.approx(0.0, abs=1e-6)
     second = agent.ask(
         first["context"] + prompt(2, 40),
         hints={"program_id": "claim", "is_last_step": True},

@@ -175,20 +175,6 @@ async def test_headers_for_the_next_hop_alone_go_no_further():
     assert {"connection", "x-hop"}.isdisjoint(answer.headers)
 
 
-async def test_a_websocket_is_refused_and_not_left_without_an_answer():
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "websocket.connect"}
-
-    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-    await front_before()(scope, receive, send)
-    assert sent == [{"type": "websocket.close"}]
-
-
 @pytest.mark.parametrize(
     ("told", "given"),
     [

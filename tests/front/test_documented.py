@@ -7,7 +7,6 @@ import subprocess
 import pytest
 import typer
 
-from bench.compare.fleet.router import SETTINGS, STICKY_IDLE
 from tests.documented import ROOT, commands
 from tests.front.conftest import HANG_S, front_before
 from ttlcache.cli.main import app
@@ -46,15 +45,6 @@ def test_commands_that_ask_the_router(command, router, upstreams):
     )
     assert worker in done.stdout
     router.add(worker)
-
-
-def test_the_page_sets_what_the_benches_set():
-    (line,) = [c.text for c in commands() if c.text.startswith("export VLLM_ROUTER")]
-    assert dict([line.removeprefix("export ").split("=")]) == STICKY_IDLE
-    assert ASKS
-    (router,) = [c.text for c in STARTS if c.words[0] == "vllm-router"]
-    assert "sticky_least_loaded" in router
-    assert " ".join(SETTINGS) in router
 
 
 def test_the_defaults_are_those_of_the_command():

@@ -47,6 +47,8 @@ def _find(recording: Recording, program: str, console: Console) -> ProgramLog:
     if len({log.program for log in near}) == 1:
         return near[-1]
     names = ", ".join(log.program for log in (near or recording.programs)[-10:])
+    if near:
+        return fail(f"several programs begin with {program!r}: e.g. {names}")
     return fail(f"no program {program!r} in this recording; there are e.g. {names}")
 
 

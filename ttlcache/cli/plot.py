@@ -28,4 +28,4 @@ def plot(
         for path in timeline.draw_all(recording, out):
             console.print(str(path), soft_wrap=True, highlight=False)
     except OSError as error:
-        fail(error)
+        fail(f"{out}: {error.strerror or error}")

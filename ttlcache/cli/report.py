@@ -67,7 +67,7 @@ def report(
         try:
             html_path.write_text(_PAGE.format(source=source, body=body), "utf-8")
         except OSError as error:
-            fail(error)
+            fail(f"{html_path}: {error.strerror or error}")
         console.print(str(html_path), soft_wrap=True, highlight=False)
 
 

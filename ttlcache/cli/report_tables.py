@@ -65,7 +65,7 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
         _slow_tools(recording, s),
         _broken_prefixes(recording),
         _counts("how pins ended", s.outcomes),
-        _counts("how programs of turns were found", s.rules),
+        _counts("how turns' programs were found", s.rules),
         Table("in all", ("",), [_row(n, s.turns, f"{v:,}") for n, v in sums.items()]),
     ]
 
@@ -140,10 +140,12 @@ def _who_waited(recording: Recording) -> Table:
     found.sort(key=lambda row: -row[0])
     everyone = _wait_row("all", [turn for own in turns.values() for turn in own])
     rows = [row for _, row in [everyone, *found[:MOST_ROWS]]] if found else []
-    notes = (
+    notes: tuple[str, ...] = (
         "memory: pins and running requests held it; growth: admission left it to "
         "programs under way; batch: no place in the batch, or behind others.",
     )
+    if len(found) > MOST_ROWS:
+        notes = (f"{MOST_ROWS} of {len(found)} programs are shown.", *notes)
     columns = ("waited", "memory", "growth", "batch", "longest")
     return Table("who waited, and for what", columns, rows, notes)
 

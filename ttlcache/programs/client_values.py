@@ -27,8 +27,9 @@ MAX_SALT_CHARS = 1024
 #: Nesting of what a client leaves for connectors. `pickle`, by which an engine sends
 #: requests to its workers, gives up near 480, and the engine with it.
 MAX_DEPTH = 32
-#: Characters, and values of any kind, of all that together.
-MAX_NESTED_SIZE = 1 << 20
+#: Characters, and values of any kind, of all that together: the block ids of a million
+#: tokens in four cache groups. The scheduler's thread walks over them, at 2 MB/s.
+MAX_NESTED_SIZE = 1 << 18
 #: Entries of one object that do not fit; with more of them it is read no further.
 MAX_UNFIT = 100
 

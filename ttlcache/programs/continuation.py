@@ -11,8 +11,9 @@ from ttlcache.programs.model import Program, Turn
 from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import Arrival
 
-#: A prompt that is shorter than the turn's, and has less than this of the head of the
-#: conversation, is a side request: templates begin all prompts with the same preamble.
+#: A prompt that has less than this of the head of the conversation is a side request:
+#: templates begin all prompts with the same preamble. Only where the one before had no
+#: more, and it is no shorter, it is a client that changes the head each time.
 ASIDE_HEAD_SHARE = 1 / 8
 
 
@@ -94,10 +95,9 @@ def _superseded(program: Program, arrival: Arrival, block_tokens: int) -> Contin
         return Continuation(Relation.SUPERSEDES, turn) if alone else _BRANCH
     shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
     head_tokens, prompt_tokens = turn.head_and_prompt_tokens
-    is_aside = (
-        arrival.num_tokens < prompt_tokens
-        and shared < ASIDE_HEAD_SHARE * head_tokens // block_tokens
-    )
+    changes_head = program.strayed and arrival.num_tokens >= prompt_tokens
+    share = ASIDE_HEAD_SHARE * head_tokens // block_tokens
+    is_aside = shared < share and not changes_head
     if shared == 0 or is_aside:
         return _BRANCH
     return Continuation(Relation.SUPERSEDES, turn, shared)

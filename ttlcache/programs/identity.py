@@ -16,17 +16,12 @@ class Identifier:
         self._programs = programs
         self._prefixes = prefixes
 
-    def identify(
-        self, arrival: Arrival, stable_tokens: int, now_s: float
-    ) -> tuple[Program, IdentityRule]:
+    def identify(self, arrival: Arrival, now_s: float) -> tuple[Program, IdentityRule]:
         """The program of a request, created when it is new.
 
         It becomes a sub-agent of the program that its hint names as parent.
-
-        Args:
-            stable_tokens: of its prompt, without the template's last ones.
         """
-        program, rule = self._find_or_create(arrival, stable_tokens, now_s)
+        program, rule = self._find_or_create(arrival, now_s)
         parent_id = arrival.hints.parent_id
         if parent_id is not None and program.parent is None:
             parent = self._programs.get(client_key(arrival.tenant, parent_id))
@@ -42,18 +37,20 @@ class Identifier:
         number = record.program.key
         if not isinstance(number, int):
             return
-        for num_tokens in (record.stable_tokens, finish.num_tokens - 1):
-            self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
+        hashes, tokens = finish.hashes, finish.tokens
+        stable_tokens = record.stable_tokens
+        self._prefixes.remember(number, hashes, stable_tokens, tokens, is_prompt=True)
+        self._prefixes.remember(number, hashes, finish.num_tokens - 1, tokens)
 
     def _find_or_create(
-        self, arrival: Arrival, stable_tokens: int, now_s: float
+        self, arrival: Arrival, now_s: float
     ) -> tuple[Program, IdentityRule]:
         rule, label = self._explicit(arrival)
         if label is not None:
             key = client_key(arrival.tenant, label)
             return self._programs.get_or_create(key, now_s), rule
         program = self._prefixes.find(
-            arrival.hashes, stable_tokens, arrival.tokens, self._programs.get
+            arrival.hashes, arrival.num_tokens, arrival.tokens, self._programs.get
         )
         if program is not None:
             self._programs.touch(program, now_s)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
-from ttlcache.programs.prompt_end import LENGTH_MASK, tail_digest
+from ttlcache.programs.prompt_end import LENGTH_MASK, MOST_END_TOKENS, tail_digest
 from ttlcache.types import TokenSlice
 
 #: The live program of a number, None for one that ended.
@@ -52,16 +52,20 @@ class PrefixIndex:
         hashes: Sequence[bytes],
         num_tokens: int,
         tokens: TokenSlice,
+        *,
+        is_prompt: bool = False,
     ) -> None:
         """Index the first `num_tokens` tokens as a context of program `number`.
 
         hashes: at least the full blocks of those tokens.
+        is_prompt: a prompt without the template's last tokens.
         """
         num_blocks = num_tokens // self._block_tokens
         if not 0 < num_blocks <= len(hashes):
             return
         key = hashes[num_blocks - 1]
-        digest = tail_digest(tokens(num_blocks * self._block_tokens, num_tokens))
+        tail = tokens(num_blocks * self._block_tokens, num_tokens)
+        digest = tail_digest(tail, is_prompt=is_prompt)
         place = self._places.get(key)
         if place is None:
             self._places[key] = digest << _NUMBER_BITS | number
@@ -116,13 +120,16 @@ class PrefixIndex:
         if stop < start:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
+        # The same prompt again is a program of its own.
+        prompt_tail = num_tokens - MOST_END_TOKENS - 1 - start
         many = len(place) > len(tail) ** 2  # what hashing every length costs
         lengths = range(len(tail) + 1) if many else {d & LENGTH_MASK for d in place}
         for length in sorted(lengths, reverse=True):
-            number = place.get(tail_digest(tail[:length]))
-            program = None if number is None else program_of(number)
-            if program is not None:
-                return program
+            for is_prompt in (False, True) if length <= prompt_tail else (False,):
+                number = place.get(tail_digest(tail[:length], is_prompt=is_prompt))
+                program = None if number is None else program_of(number)
+                if program is not None:
+                    return program
         return None
 
     def _add(

@@ -1,46 +1,50 @@
 """Where a prompt ends that the next one repeats without what came of it.
 
 A chat template ends each prompt with the same few tokens, of which the next prompt may
-lack the last ones (`<think>`). They are those that the latest prompts have in common at
-their ends: what tells prompts apart is not among them.
+lack the last ones: `<think>`, and what belongs to it. Other endings are the client's.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttlcache.types import Arrival, TokenSlice
 
-#: Prompts that are compared, and tokens that count as the template's at most.
-PROMPTS, MOST_TOKENS = 8, 8
-_DIGEST_MASK = (1 << 40) - 1
+#: Tokens that the next prompt may lack, at most: `<think>\n\n</think>\n\n`.
+TEMPLATE_TOKENS = 4
+#: With no more behind it, it is the same prompt under another end of the template's.
+MOST_END_TOKENS = 8
+#: Tokens before an ending by which prompts are told apart, and endings remembered.
+BEFORE_TOKENS, MAX_ENDINGS = 8, 32
+_DIGEST_MASK = (1 << 39) - 1
 #: A digest's last bits: of how many tokens it is. Blocks with a state have thousands.
 _LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
 
 
 class GenerationPrompt:
-    """The tokens with which the latest prompts all ended. O(1) a prompt."""
+    """Endings that a tenant's prompts had. O(1) a prompt.
+
+    One is the template's once two different prompts had it: of a batch of one prompt it
+    is not known.
+    """
 
     def __init__(self) -> None:
-        self._endings: deque[tuple[int, ...]] = deque(maxlen=PROMPTS)
+        # What stood before it, None once prompts differ there; the latest come last.
+        self._before: dict[int, int | None] = {}
 
-    def observe(self, arrival: Arrival) -> int:
-        """A prompt came: so many of its tokens are the template's; 0 while unknown."""
+    def stable_tokens(self, arrival: Arrival) -> int:
+        """Of a prompt that came, without those of the template."""
         stop = arrival.num_tokens
-        ending = tuple(arrival.tokens(max(0, stop - MOST_TOKENS), stop))
-        self._endings.append(ending[::-1])
-        if len(self._endings) == 1:
-            return 0
-        shared = 0
-        # What the first and the last in order have in common, all have.
-        pairs = zip(min(self._endings), max(self._endings), strict=False)
-        for one, other in pairs:
-            if one != other:
-                break
-            shared += 1
-        return shared
+        start = max(0, stop - TEMPLATE_TOKENS)
+        key = hash((arrival.tenant, *arrival.tokens(start, stop)))
+        before = hash(tuple(arrival.tokens(max(0, start - BEFORE_TOKENS), start)))
+        known = self._before.pop(key, before)
+        is_template = known is None or known != before
+        self._before[key] = None if is_template else before
+        if len(self._before) > MAX_ENDINGS:
+            del self._before[next(iter(self._before))]
+        return start if is_template else stop
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class PromptEnd:
         """Whether a prompt begins with this one, and goes on behind the template's."""
         start = self.num_hashes * block_tokens
         stop = start + self.tail_tokens
-        if arrival.num_tokens <= stop + MOST_TOKENS:
+        if arrival.num_tokens <= stop + MOST_END_TOKENS:
             return False
         if len(arrival.hashes) < self.num_hashes:
             return False
@@ -89,7 +93,7 @@ class PromptEnd:
         return tail_digest(arrival.tokens(start, stop)) == self.tail_digest
 
 
-def tail_digest(tokens: Sequence[int]) -> int:
-    """Of the tokens behind a full block, and of their number; 0 of none."""
+def tail_digest(tokens: Sequence[int], *, is_prompt: bool = False) -> int:
+    """Of the tokens behind a full block, and of their number; 0 where none are."""
     digest = hash(tuple(tokens)) & _DIGEST_MASK if tokens else 0
-    return digest << _LENGTH_BITS | len(tokens)
+    return (digest << 1 | is_prompt) << _LENGTH_BITS | len(tokens)

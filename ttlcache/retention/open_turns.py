@@ -148,8 +148,8 @@ class OpenTurns:
         The caller ends the pin next.
         """
         claimed = min(cached_tokens, pin.kv_tokens)
-        pinned = self.pins.kv_blocks * self.block_tokens - pin.kv_tokens
-        before = self.backlog.tokens_before(record.arrived_tokens or 0, pinned)
+        others = self.pins.kv_tokens - pin.kv_tokens
+        before = self.backlog.tokens_before(record.arrived_tokens or 0, others)
         plain_hit = self.holder.plain_hit_tokens(pin.pin_id, int(before))
         kept = int(min(plain_hit, claimed))
         saved_s = self.costs.prefill_s(claimed, kept) if claimed > kept else 0.0

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # A long context has thousands of blocks, all walked while the engine waits: what is
 # done to each of them runs in C where it can.
 _block_id = attrgetter("block_id")
-_ref_cnt: Callable[[KVCacheBlock], int] = attrgetter("ref_cnt")
 
 
 def ids_of(blocks: Iterable[KVCacheBlock]) -> Iterator[int]:

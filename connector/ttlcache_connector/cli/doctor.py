@@ -29,7 +29,7 @@ from ttlcache.config import (
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_template
-from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
+from ttlcache_connector.cli.doctor_template import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat
 
@@ -83,7 +83,7 @@ def findings(
     try:
         if config is not None or url is None:
             settings = load_config(_object(config or "{}"))
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         yield Finding(BAD, "configuration", str(error))
     has_vllm = _has_vllm()
     if has_vllm:
@@ -114,9 +114,11 @@ def _object(config: str) -> dict[str, Any]:
     """
     Raises:
         ConfigError: something else, or more, than `kv_connector_extra_config`.
-        ValueError: no JSON.
     """
-    content = json.loads(config)
+    try:
+        content = json.loads(config)
+    except ValueError as error:
+        raise ConfigError(f"{config!r}, expected: a JSON object ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{config!r}, expected: a JSON object")
     if "kv_connector" in content:
@@ -194,13 +196,19 @@ def _gpu() -> Finding:
 
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
+    from ttlcache_connector.tiers.cpu.budget import available_bytes
     from ttlcache_connector.tiers.registry import TIERS  # only where vLLM is
 
     kind = settings.lower_tier
     TIERS[kind].check(settings)
     size = f"{settings.cpu_gb:g} GB" if settings.cpu_gb else "of its default size"
-    text = size if kind == "cpu" else compat.lmcache_version()
-    return Finding(OK, "lower tier", f"{kind} {text}")
+    if kind != "cpu":
+        return Finding(OK, "lower tier", f"{kind} {compat.lmcache_version()}")
+    free_gb = available_bytes() / 1e9
+    if (settings.cpu_gb or 0.0) > free_gb:
+        less = f"{free_gb:.3g} GB available here, it would start without"
+        return Finding(BAD, "lower tier", f"{kind} {size}: {less}")
+    return Finding(OK, "lower tier", f"{kind} {size}")
 
 
 def _lmcache_plugins(given: Sequence[str]) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
-
+OK, NOTE, BAD = "ok", "note", "BAD"
 _NAME = "chat template"
 _CLAUDE = "for Claude Code set CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off"
 _SYSTEM = {"role": "system", "content": "Alpha instructions."}
@@ -29,6 +29,15 @@ _THINKING: tuple[dict[str, Any], ...] = (
     },
     {**_ANSWER, "content": f"<think>\n{_THOUGHT}\n</think>\n\nDelta answer."},
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `ttlcache doctor`; BAD: what was asked about will not work."""
+
+    state: str
+    what: str
+    text: str
 
 
 class _Template:
@@ -58,7 +67,8 @@ def findings(model: str | None, chat_template: Path | None) -> Iterator[Finding]
     try:
         text = _text_of(model, chat_template)
     except Exception as error:  # noqa: BLE001 - of files and of other people's code
-        yield Finding(BAD, _NAME, f"{chat_template or model}: {error}")
+        why = getattr(error, "strerror", None) or error  # a file's, without its name
+        yield Finding(BAD, _NAME, f"{chat_template or model}: {why}")
         return
     if text is None:
         yield Finding(NOTE, _NAME, f"{model} has none: chats need --chat-template")

@@ -22,38 +22,21 @@ def vllm_version() -> str:
 
 
 def check_vllm(*, allow_untested: bool) -> str:
-    """Refuse vLLM versions that no test of ours has seen.
-
-    Returns:
-        The version.
-
-    Raises:
-        UnsupportedEngineError: outside the tested range and not overridden.
-    """
-    version = vllm_version()
-    if not compat.is_in(version, TESTED_VLLM):
-        _refuse(f"vLLM {version}", TESTED_VLLM, allow=allow_untested)
-    return version
+    """As `compat.check_tested`."""
+    version, allow = vllm_version(), allow_untested
+    return compat.check_tested(
+        "vLLM", version, TESTED_VLLM, _OVERRIDE, allow=allow, log=log
+    )
 
 
 def check_lmcache_tier(*, allow_untested: bool) -> None:
-    """Refuse an LMCache that is not there or was not tested.
-
-    Raises:
-        ConfigError: LMCache is not installed.
-        UnsupportedEngineError: it was not tested.
-    """
-    if (lmcache := compat.lmcache_version()) is None:
+    """As `compat.check_lmcache`; ConfigError where LMCache is not installed."""
+    if compat.lmcache_version() is None:
         raise ConfigError(
             "key 'lower_tier' has value 'lmcache', expected: 'none' where LMCache is "
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"
         )
-    if not compat.is_in(lmcache, compat.TESTED_LMCACHE):
-        _refuse(f"LMCache {lmcache}", compat.TESTED_LMCACHE, allow=allow_untested)
-
-
-def _refuse(found: str, tested: str, *, allow: bool) -> None:
-    compat.refuse_untested(found, tested, _OVERRIDE, allow=allow, log=log)
+    compat.check_lmcache(allow_untested=allow_untested, override=_OVERRIDE)
 
 
 def check_engine(vllm_config: Any) -> None:

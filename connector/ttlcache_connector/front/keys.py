@@ -20,7 +20,6 @@ from ttlcache_connector.http.clues import (
     from_headers,
     with_hints,
 )
-from ttlcache_connector.http.known_clients import FAIRNESS_RULE
 from ttlcache_connector.http.naming import label
 
 #: A shorter prompt is nobody's context, and the beginning of too many others.
@@ -116,8 +115,7 @@ def find(
         clues = from_body(body, header)
         parent = parent or clues.parent
     if clues.session is not None:
-        in_body = header.session is None and clues.rule != FAIRNESS_RULE
-        session = clues.session
+        session, in_body = clues.session, header.session is None
         return Route(clues.rule, session, session, parent, in_body, header.hints)
     content = Route() if asked is None else _by_content(asked, prompts)
     if parent is not None:

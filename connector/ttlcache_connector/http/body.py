@@ -21,7 +21,6 @@ from ttlcache_connector.http.known_clients import (
     DIRECTIVES,
     ENVELOPE,
     RETAIN_ACTION,
-    WEAK_FIELDS,
 )
 
 #: What decoding may raise on a client's bytes.
@@ -46,9 +45,6 @@ class Body(msgspec.Struct):
 
     metadata: Any = None
     session_id: Any = None
-    prompt_cache_key: Any = None
-    safety_identifier: Any = None
-    user: Any = None
     job_id: Any = None
     is_last_step: Any = None
     this_func_call: Any = None
@@ -78,7 +74,7 @@ _ROLE = msgspec.json.Decoder(_Role)
 #: A body without any of these bytes has nothing for us and is not parsed.
 _TELLING = (
     *("metadata", "session_id", "cache_control", "kv_transfer_params", "vllm_xargs"),
-    *("agent_hint", "nvext", DIRECTIVES, ENVELOPE, *WEAK_FIELDS, *CONTINUUM_FIELDS),
+    *("agent_hint", "nvext", DIRECTIVES, ENVELOPE, *CONTINUUM_FIELDS),
 )
 _MARKERS = re.compile(rb'"(?:%s)"\s*:' % "|".join(_TELLING).encode())
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from ttlcache.programs.client_values import fitting, holds_wide_int, is_encodable
 from ttlcache.programs.hints import clean_hint, parse_hints
 from ttlcache_connector.http.body import Body, parse, requested_ttl, tells_something
-from ttlcache_connector.http.known_clients import CONTINUUM_FIELDS, FAIRNESS_HEADERS
+from ttlcache_connector.http.known_clients import CONTINUUM_FIELDS
 from ttlcache_connector.http.naming import (
     checked,
     in_body,
@@ -43,7 +43,6 @@ class Clues:
         none.
     replaced: members of the body that must not go on as they are.
     dropped: for each value that is not used, why.
-    fairness: an id in the headers that may name more than one program.
     named: the id in the body's hints or `session_id`, which outranks any header.
     """
 
@@ -53,7 +52,6 @@ class Clues:
     params: Mapping[str, Any] | None = None
     replaced: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
-    fairness: str | None = None
     named: str | None = None
 
     @property
@@ -86,13 +84,11 @@ def from_headers(
     named = in_headers(found, dropped)
     if named.session is None and url_session is not None:
         named.rule, named.session = "url", url_session
-    ids = (label(found[name]) for name in FAIRNESS_HEADERS if name in found)
     return Clues(
         named.rule,
         named.session,
         {"ttlcache": named.hints} if named.hints else {},
         dropped=tuple(dropped),
-        fairness=next((found_id for found_id in ids if found_id is not None), None),
     )
 
 
@@ -102,7 +98,7 @@ def from_body(body: bytes, before: Clues = NO_CLUES) -> Clues:
     Args:
         before: what its headers and its URL say, which outranks the body.
     """
-    is_read = before.hints or before.fairness or tells_something(body)
+    is_read = before.hints or tells_something(body)
     parsed = parse(body) if is_read else None
     if parsed is None:
         return replace(before, hints={})
@@ -124,9 +120,7 @@ def from_body(body: bytes, before: Clues = NO_CLUES) -> Clues:
         hints = {}  # vLLM refuses it, and must see it as it is
         params = None
     replaced = _replaced(parsed, dropped)
-    rule, session = in_body(
-        parsed, hints.get("job_id"), named, before.fairness, dropped
-    )
+    rule, session = in_body(parsed, hints.get("job_id"), named, dropped)
     if before.session is not None:
         rule, session = before.rule, before.session
     params = replaced.get("kv_transfer_params", params)

@@ -52,12 +52,6 @@ HEADER_FORMS = (
 )
 #: Headers that say whether this turn is the program's last.
 FINAL_HEADERS = (b"x-session-final", b"x-dynamo-session-final")
-#: llm-d's, now and before: they name a tenant as often as a program, see `WEAK_FIELDS`.
-FAIRNESS_HEADERS = (
-    b"x-llm-d-inference-fairness-id",
-    b"x-gateway-inference-fairness-id",
-)
-FAIRNESS_RULE = "fairness-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +102,13 @@ DIRECTIVES = "retention_directives"
 ENVELOPE = "kv_hints"
 RETAIN_ACTION = "kv.retain"
 
-#: Ids that name a user or a kind of job rather than one program: they are joined
-#: with the conversation's opening, which tells one user's programs apart.
-WEAK_FIELDS = ("prompt_cache_key", "safety_identifier", "user")
 #: vllm-continuum's top-level fields; `parse_hints` knows them by these names.
 CONTINUUM_FIELDS = ("job_id", "is_last_step", "this_func_call")
 
-#: Every header that says something of a program.
-HEADER_NAMES = frozenset(
-    name
-    for form in HEADER_FORMS
-    for name in (form.session, form.agent, form.parent)
-    if name is not None
-) | {*FINAL_HEADERS, *FAIRNESS_HEADERS}
 #: Every label of `ttlcache_http_requests_total`: metric labels come from here only.
 RULES = (
     *dict.fromkeys(form.rule for form in HEADER_FORMS),
     *("url", "body-session", "job-id"),
     *(form.rule for form in BODY_FORMS),
-    "claude-code-body",
-    *(name.replace("_", "-") for name in WEAK_FIELDS),
-    *(FAIRNESS_RULE, "none"),
+    *("claude-code-body", "none"),
 )

@@ -5,7 +5,6 @@ Reads the tables of `known_clients`.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,15 +19,13 @@ from ttlcache.programs.client_values import (
     header_id,
 )
 from ttlcache.programs.hints import ROUTE_PREFIX, clean_hint
-from ttlcache_connector.http.body import Body, member, members, opening
+from ttlcache_connector.http.body import Body, member, members
 from ttlcache_connector.http.known_clients import (
     BODY_FORMS,
     BODY_HINTS,
-    FAIRNESS_RULE,
     FINAL_HEADERS,
     HEADER_FORMS,
     PROGRAM_HEADER,
-    WEAK_FIELDS,
     HeaderForm,
 )
 
@@ -138,18 +135,16 @@ def in_objects(body: Body, dropped: list[str]) -> Named:
 
 
 def in_body(
-    body: Body,
-    job: str | None,
-    named: Named,
-    fairness: str | None,
-    dropped: list[str],
+    body: Body, job: str | None, named: Named, dropped: list[str]
 ) -> tuple[str, str | None]:
     """Rule and id of the most specific one that a body names.
+
+    Not `user` and its like: they name a person or a kind of job. What tells the
+    programs of one apart is the prompt, and the engine sees that.
 
     Args:
         job: vllm-continuum's id.
         named: by an object of another system.
-        fairness: an id in the headers that may be a tenant's.
     """
     metadata = body.metadata if isinstance(body.metadata, dict) else {}
     for told in (body.session_id, member(body.vllm_xargs, "session_id")):
@@ -167,7 +162,7 @@ def in_body(
     session = checked(header_id, metadata.get("session_id"), dropped)
     if session is not None:
         return "body-session", session
-    return _weak_session(body, metadata, fairness, dropped)
+    return "none", None
 
 
 def _first_id(
@@ -175,26 +170,6 @@ def _first_id(
 ) -> str | None:
     ids = (checked(header_id, told.get(name), dropped) for name in names)
     return next((found for found in ids if found is not None), None)
-
-
-def _weak_session(
-    body: Body, metadata: Mapping[str, Any], fairness: str | None, dropped: list[str]
-) -> tuple[str, str | None]:
-    found = [
-        (name, checked(header_id, getattr(body, name), dropped)) for name in WEAK_FIELDS
-    ]
-    found.append(("user", checked(header_id, metadata.get("user_id"), dropped)))
-    found.append((FAIRNESS_RULE, fairness))
-    for name, value in found:
-        if value is None:
-            continue
-        conversation = opening(body)
-        if conversation is None:
-            break  # the prompt itself tells more than a user's name
-        rule = name.replace("_", "-")
-        digest = hashlib.sha256(conversation + value.encode()).hexdigest()[:32]
-        return rule, f"{rule}-{digest}"
-    return "none", None
 
 
 def _claude_session(user_id: object) -> str | None:

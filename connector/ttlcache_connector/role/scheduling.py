@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, ReleaseMode, Urgency
+from ttlcache_connector.blocks.pinned import usable_blocks
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.queue import Held
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.upkeep import Upkeep
 
 
+#: Seconds for which a count of the blocks that only pins hold is good.
+COUNTED_EVERY_S = 0.5
+
+
 class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
@@ -28,6 +33,7 @@ class SchedulingCallbacks:
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self.faults = parts.faults
+        self._counted_share, self._counted_s = 0.0, -math.inf
 
     # --- order -----------------------------------------------------------
 
@@ -68,6 +74,20 @@ class SchedulingCallbacks:
         self._parts.count("aged_requests")
 
     # --- memory ----------------------------------------------------------
+
+    @guarded(fallback=0.0)
+    def retained_share(self) -> float:
+        """See `TTLConnector.retained_share`."""
+        if self._holder.wanted_blocks:
+            return 0.0  # a request waits for memory, which pins do not give
+        now_s = self._parts.clock.now_s()
+        # O(blocks): not at each step, but at the last one before the engine rests.
+        if not self._engine.num_running() or now_s - self._counted_s >= COUNTED_EVERY_S:
+            pool, refs = self._holder.pool, self._holder.references()
+            alone = sum(pool.blocks[i].ref_cnt == n for i, n in refs.items())
+            self._counted_share = alone / usable_blocks(pool)
+            self._counted_s = now_s
+        return self._counted_share
 
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
@@ -141,6 +161,10 @@ class SchedulingCallbacks:
             freed += self._demoting.unpinned.free(lack, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
+        if freed < needed_blocks and urgency is Urgency.RUNNING:
+            # vLLM would preempt a request: that costs more than a copy.
+            lower, lack = self._parts.lower, needed_blocks - freed
+            freed += lower.call(lower.tier.demotions.drop_copies, 0, lack)
         return freed
 
     def _evict_to_tier(

@@ -31,7 +31,6 @@ class WorkerRole:
         self._saved: TierMetadata | None = None
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: set[str] = set()
-        self._invalid_blocks: set[int] = set()
 
     @guarded()
     def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
@@ -46,7 +45,6 @@ class WorkerRole:
         """
         if not isinstance(metadata, TierMetadata):
             return
-        self.tier.before_step(metadata)
         loads = is_alone and not self._zeroes_blocks
         self._loaded = metadata if loads else None
         self._saved = metadata if metadata.stores_before_forward else None
@@ -74,13 +72,7 @@ class WorkerRole:
         transfers.received |= self._abandoned
         transfers.failed |= self._abandoned
         self._abandoned = set()
-        self._invalid_blocks |= transfers.invalid_blocks
         return transfers
-
-    def take_invalid_blocks(self) -> set[int]:
-        """Blocks whose load failed, since the last call."""
-        blocks, self._invalid_blocks = self._invalid_blocks, set()
-        return blocks
 
     @guarded()
     def report(self) -> KVConnectorWorkerMetadata | None:

@@ -163,11 +163,18 @@ class TierDemotions:
         offered, too, stay queued.
         """
 
-    def drop_copies(self) -> None:
+    def drop_copies(self, needed_blocks: int | None = None) -> int:
         """Copies under way are of no use any more.
 
         Blocks that they only read are not held from now on, if the tier can help it.
+
+        Args:
+            needed_blocks: the newest copies, until so many are free; None: all.
+
+        Returns:
+            Blocks that became free.
         """
+        return 0
 
     def report_turn(self, turn: TurnEnd) -> None:
         """What was decided of a turn, for a tier that decides by itself, too."""
@@ -254,14 +261,12 @@ class SchedulerTier:
 class Transfers:
     """What the worker's half reports after a step: vLLM's own fields.
 
-    failed: requests whose load failed.
-    invalid_blocks: blocks whose load failed: vLLM takes either, this one from models
-        with one KV cache group.
+    failed: requests whose load failed. Not blocks: running requests may share those,
+        and vLLM would take back what they have computed.
     """
 
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    invalid_blocks: set[int] = field(default_factory=set)
 
 
 class WorkerTier:
@@ -278,15 +283,12 @@ class WorkerTier:
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """vLLM's KV tensors, by layer."""
 
-    def before_step(self, metadata: TierMetadata) -> None:
-        """Blocks may be overwritten from now on; `load` and `save` follow, once each.
+    def load(self, metadata: TierMetadata) -> None:
+        """Start the loads of this step.
 
         Before the forward pass where no other connector, and no zeroing of new blocks,
         forbids it (`role.worker`).
         """
-
-    def load(self, metadata: TierMetadata) -> None:
-        """Start the loads of this step."""
 
     def save(self, metadata: TierMetadata) -> None:
         """Start the copies of this step, unless they were started before its forward

@@ -96,7 +96,7 @@ class GuardedTier:
             self.tier.update_state_after_alloc(request, blocks, external_tokens)
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("tier_allocated")
-            self._abandoned |= self._ordered & {request.request_id}
+            self._abandon(self._ordered & {request.request_id})
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders for the workers."""
@@ -105,12 +105,15 @@ class GuardedTier:
         metadata = self.call(self.tier.build_metadata, None, output)
         if metadata is None:
             metadata = TierMetadata()
-            self._abandoned |= self._ordered
-        if self._abandoned:
-            self.call(self.tier.abandon, None, self._abandoned)
+            self._abandon(self._ordered - self._abandoned)
         metadata.abandoned, self._abandoned = self._abandoned, set()
         self._ordered = set()
         return metadata
+
+    def _abandon(self, request_ids: set[str]) -> None:
+        """Before the next orders are built: none of these may be among them."""
+        self._abandoned |= request_ids
+        self.call(self.tier.abandon, None, request_ids)
 
     def _turn_off(self) -> None:
         self.tier.is_off = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ttlcache_sim.arm import Arm
 from ttlcache_sim.estimate.sessions import Sessions
-from ttlcache_sim.load.workload import WorkloadSpec, build
+from ttlcache_sim.load.workload import WorkloadSpec
 from ttlcache_sim.settings import Cell, EngineSetting
 from ttlcache_sim.steps.models import BYTES_PER_NUMBER, MODELS
 from ttlcache_sim.steps.profile import load_profile
@@ -82,12 +82,8 @@ class Plan:
 
     def why_no_estimate(self, sessions: Sessions) -> str:
         """Why the runs would say nothing of these programs; empty where they do."""
-        workload = build(self.spec)
         mean_tokens = sessions.mean_context_tokens(self.spec.max_context)
-        if 2 * workload.num_cut > len(workload.programs):
-            most = f"{self.spec.max_context:,} tokens, what model and pool hold"
-            return f"No estimate of these programs: most are cut to {most}."
-        if self._crowd(mean_tokens) * mean_tokens >= self.engine.pool_tokens:
+        if self.crowd(mean_tokens) * mean_tokens >= self.engine.pool_tokens:
             return ""
         needed = _to_fill(self.engine, sessions)
         minutes = _MINUTES * needed * sessions.mean_turns / MAX_TURNS
@@ -96,13 +92,14 @@ class Plan:
             f"--programs {needed} do, in about {minutes:.0f} minutes."
         )
 
-    def _crowd(self, mean_context_tokens: float) -> int:
+    def crowd(self, mean_context_tokens: float) -> int:
+        """Programs at once of `capacity_cells`."""
         contexts = self.engine.pool_tokens / mean_context_tokens
         return max(1, min(round(_CROWD * contexts), self.spec.programs // _PHASES))
 
     def capacity_cells(self, mean_context_tokens: float) -> list[Cell]:
         """A new program whenever one ends: what each arm completes a second."""
-        crowd = self._crowd(mean_context_tokens)
+        crowd = self.crowd(mean_context_tokens)
         spec = replace(
             self.spec,
             seed=_CAPACITY_SEED,

@@ -97,7 +97,8 @@ def _caveats(
     else:
         found.append(f"step times: a roofline of {options.gpu}, not measured")
     vllm, ours = (f"{limit:.3g}" for limit in limits)
-    found.append(f"programs/s at most: vLLM {vllm}, ttlcache {ours}")
+    crowd = plan.crowd(sessions.mean_context_tokens(plan.spec.max_context))
+    found.append(f"programs/s with {crowd} at once: vLLM {vllm}, ttlcache {ours}")
     programs = plan.spec.programs
     if programs < len(sessions.programs):
         found.append(f"each run draws {programs} of them")

@@ -124,15 +124,25 @@ def test_a_claim_is_safe_from_requests_that_are_not_more_urgent(
     assert engine.reclaim(2, Urgency.WAITING, "b1") == freed
 
 
-def test_a_side_request_with_the_templates_preamble_leaves_the_pin():
+@pytest.mark.parametrize("tokens", [50, 600])
+def test_a_side_request_with_the_templates_preamble_leaves_the_pin(tokens):
     # Scenario: while its tool runs, a client asks for a summary under the same id; of
     # the 100 blocks of the head its prompt has 2.
-    engine = make_engine(pool_blocks=256)
+    engine = make_engine(pool_blocks=512)
     context = engine.turn("r1", [*range(1, 401)], [7], program="A")
-    engine.turn("side", [*range(1, 9), *range(900, 950)], [8], program="A")
-    assert [pin.kv_blocks for pin in engine.pins()] == [100, 14]
+    side = [*range(1, 9), *range(900, 900 + tokens)]
+    engine.turn("side", side, [8], program="A")
+    assert [pin.kv_blocks for pin in engine.pins()] == [100, len(side) // 4]
     engine.turn("r2", [*context, 9], program="A")
     assert engine.total("claimed_tokens") == 400
+
+
+def test_of_a_client_that_changes_the_head_each_time_one_pin_too_many_is_kept():
+    engine = make_engine(pool_blocks=512)
+    for turn in range(5):
+        prompt = [1, 2, 3, 4, 50 + turn, *range(100, 300 + 10 * turn)]
+        engine.turn(f"r{turn}", prompt, [7], program="A")
+    assert len(engine.pins()) == 2
 
 
 def test_a_rewritten_history_keeps_the_shared_part(engine):

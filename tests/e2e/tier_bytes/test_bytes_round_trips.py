@@ -164,6 +164,46 @@ def test_a_server_that_stood_still_writes_nothing_late(make_worker, tiers):
     assert becomes(up, WAIT_S)
 
 
+@pytest.mark.parametrize("fault", ["load", "order"])
+def test_a_load_that_fails_takes_nothing_from_a_request_that_runs(
+    make_worker, two_block_tiers, monkeypatch, fault
+):
+    """They share a block in the middle of a chunk. Blocks are free for others then."""
+    engine = make_worker(num_blocks=80, tiers=two_block_tiers)
+    context = engine.turn("below", prompt(170, 200), hints=hints("below"))
+    engine.settle()
+    empty_gpu(engine)
+    tokens = [*context[: 3 * BLOCK], *prompt(171, 20)]
+    running = engine.add("runs", tokens, max_tokens=400, hints=hints("r", last=True))
+    step_until(engine, lambda: running.num_output_tokens)
+    half = engine.connector.scheduler_role.parts.lower.tier
+    late = engine.add("late", [*context, 5], max_tokens=2, hints=hints("late"))
+    assert becomes(
+        lambda: half._adapter.check_lookup_result("late") is not None, WAIT_S
+    )
+    two_block_tiers.pause()
+    loads = engine.worker.worker_role.tier._adapter.retrieve_futures
+    try:
+        with monkeypatch.context() as patch:
+            if fault == "order":
+                engine.on_step = None  # the fault is counted
+                patch.setattr(half._lookups, "end", None)
+            engine.step()
+        assert late.status.name == "WAITING_FOR_REMOTE_KVS"
+        assert ("late" in loads) == (fault == "load")
+        if fault == "load":
+            loads["late"][0].set_result(False)
+        computed = running.num_computed_tokens
+        while not late.is_finished():
+            engine.step()
+            assert running.is_finished() or running.num_computed_tokens > computed
+            computed = running.num_computed_tokens
+        assert "late" not in loads
+    finally:
+        two_block_tiers.resume()
+    step_until(engine, running.is_finished)
+
+
 def test_a_server_that_dies_under_way(make_worker, tiers):
     """Loads fail, tokens are computed, nothing is wrong and nothing hangs."""
     engine = make_worker(num_blocks=200, **{"lmcache.mp.mq_timeout": 1.0})

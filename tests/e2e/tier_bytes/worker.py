@@ -58,7 +58,6 @@ class Worker(EngineHarness):
         report = KVConnectorOutput(
             finished_sending=done.finished_sending or None,
             finished_recving=done.finished_recving or None,
-            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
         )
         report.failed_recving = done.failed_recving

@@ -210,11 +210,20 @@ class CPUDemotions(TierDemotions):
         if self.copies.is_stalled:
             self.drop_copies()
 
-    def drop_copies(self) -> None:
-        for store in self.copies.values():
+    def drop_copies(self, needed_blocks: int | None = None) -> int:
+        free = self._pool.get_num_free_blocks
+        before = free()
+        for store in reversed(list(self.copies.values())):
+            sources = [source for source, _ in store.missing]
+            if needed_blocks is not None and free() - before >= needed_blocks:
+                break
+            counts = self._held.counts
+            if needed_blocks and all(s.ref_cnt > counts[s.block_id] for s in sources):
+                continue  # others use them all
             store.is_dropped = True
-            self._held.release([source for source, _ in store.missing])
+            self._held.release(sources)
             store.missing = []
+        return int(free() - before)
 
     def reset(self) -> None:
         """What is in GPU memory, or on its way down, is worthless."""

@@ -96,6 +96,7 @@ class HostIndex:
         self._turns: dict[str, StoredTurn] = {}
         # A heap, with entries of turns that are gone.
         self._by_deadline: list[tuple[float, str]] = []
+        self.version = 0  # changes with what can be found
         # Of a program: its turns by their last block.
         self._of_program: dict[str, dict[int, str]] = {}
 
@@ -152,6 +153,7 @@ class HostIndex:
                 self.drop(request_id)
         free = min(count, self._pool.get_num_free_blocks())
         blocks = list(self._pool.get_new_blocks(free))
+        self.version += 1
         self._locks.adopt(blocks)
         return blocks
 
@@ -166,6 +168,7 @@ class HostIndex:
         there = self.block_of(hashes)
         if there is None:
             vllm_internals.set_hashes(self._pool, block, hashes)
+            self.version += 1
             return block
         self.lock([there])
         self.unlock([block])
@@ -213,6 +216,7 @@ class HostIndex:
 
     def forget(self, blocks: Iterable[KVCacheBlock]) -> None:
         """What these blocks hold cannot be found any more."""
+        self.version += 1
         self._pool.evict_blocks({b.block_id for b in blocks if not b.is_null})
 
     def clear(self) -> None:

@@ -64,6 +64,8 @@ class CPUSchedulerTier(SchedulerTier):
         self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
         self._now_s = default_clock().now_s
         self._found: dict[str, Found] = {}
+        self._asked: tuple[object, ...] = ()
+        self._answer: Found | None = None
         self._orders: dict[str, BlockCopy] = {}
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._loads: Copies[str, _Load] = Copies(self._ranks)
@@ -92,13 +94,19 @@ class CPUSchedulerTier(SchedulerTier):
 
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
         most_tokens = request.num_tokens - 1 - hit_tokens  # one is computed at least
-        hashes = request.block_hashes[hit_tokens // self._pool.hash_block_size :]
         # Copies are of whole blocks: they begin where one begins in every group.
-        if hit_tokens % self.chunk_tokens or most_tokens <= 0 or not hashes:
+        if hit_tokens % self.chunk_tokens or most_tokens <= 0:
             return Match(is_answered=True)
         if request.skip_reading_prefix_cache or not self.is_up():
             return Match(is_answered=True)
-        found = self.index.find(hashes, hit_tokens, most_tokens)
+        # vLLM asks for the head of the queue in every step until it gets its blocks.
+        last = request.block_hashes[-1] if request.block_hashes else None
+        asked = (last, most_tokens, hit_tokens, self.index.version)
+        if asked != self._asked:
+            hashes = request.block_hashes[hit_tokens // self._pool.hash_block_size :]
+            self._answer = self.index.find(hashes, hit_tokens, most_tokens)
+            self._asked = asked
+        found = self._answer
         if found is None:
             return Match(is_answered=True)
         self._found[request.request_id] = found

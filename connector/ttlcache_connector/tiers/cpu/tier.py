@@ -22,7 +22,10 @@ class CPU(LowerTier):
 
     def kv_cache_layout(self, device_type: str) -> str | None:
         """On a GPU all layers of a block in one piece: one copy a block."""
-        return "BLNHC" if device_type == "cuda" else None
+        if device_type != "cuda":
+            return None
+        # On compute capability 10.x FlashInfer takes no other of that kind.
+        return "BLHNC" if current_platform.is_device_capability_family(100) else "BLNHC"
 
     def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
         """Not in vLLM's own process: there a sleep waits for no copy."""

@@ -107,6 +107,7 @@ def _inner_config(vllm_config: Any, kv_cache_config: Any) -> Any:
     transfer.kv_connector_extra_config = {**extra, PREFIX + "lazy_offload": True}
     inner = copy.copy(vllm_config)
     inner.kv_transfer_config = transfer
+    inner.kv_events_config = None  # nobody asks for what it would collect
     return inner
 
 
@@ -126,6 +127,7 @@ def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> An
             "ttlcache serve-tiers"
         ) from None
     internals.set_answer_timeout(connector, answer_timeout_s)
+    internals.set_reports(connector)
     return connector
 
 

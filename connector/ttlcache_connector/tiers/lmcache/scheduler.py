@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from lmcache.integration.vllm.lmcache_mp_metadata import (
@@ -30,7 +30,7 @@ from ttlcache_connector.tiers.lmcache.registration import own_name
 from ttlcache_connector.tiers.lmcache.reports import load_times
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
-from ttlcache_lmcache.internals import DeferredStores
+from ttlcache_lmcache import internals
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """A load under way, and when it was ordered."""
-
-    tokens: int
-    since_s: float
-    blocks: frozenset[int]
 
 
 class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
@@ -62,14 +53,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
-        self._deferred = DeferredStores(self._inner)
+        self._deferred = internals.DeferredStores(self._inner)
         self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         self._queue = StoreQueue(config.demote, self.chunk_tokens)
         self._orphans = OrphanedLookups(self._adapter)
         self._salts = SaltGenerations(self._inner, self._orphans)
         self._lookups = Lookups(self._inner, self._salts, self._now_s)
         self._pool: BlockPool | None = None
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, tuple[int, float]] = {}  # tokens, and since when
         self._events = TierEvents()
         self._hints = HintSender(self._adapter, self._now_s)
         self.demotions = self
@@ -102,9 +93,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         self._salts.tracker_of(request)
         self._inner.update_state_after_alloc(request, blocks, external_tokens)
         if external_tokens:
-            ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            load = _Load(external_tokens, self._now_s(), ids)
-            self._loads[request.request_id] = load
+            self._loads[request.request_id] = (external_tokens, self._now_s())
         self._lookups.end(request.request_id)
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
@@ -120,6 +109,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
                 self._adapter.end_session(request_id)
         return TierMetadata(inner, stores_before_forward=self._mode != "write-through")
 
+    def abandon(self, request_ids: Collection[str]) -> None:
+        # What LMCache still means to load would go to blocks that are others' by then.
+        for request_id in request_ids:
+            self._loads.pop(request_id, None)
+            self._salts.orphan_lookup(request_id)
+            internals.forget_load(self._inner, request_id, self.chunk_tokens)
+            self._events.loaded.append(Loaded(request_id, 0))
+
     def on_worker_output(self, output: KVConnectorOutput) -> None:
         self._inner.update_connector_output(output)
         stores = output.kv_connector_worker_meta
@@ -128,17 +125,15 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
                 is_lost = request_id in stores.failed_store_requests
                 self._events.demotions.append("failed" if is_lost else "stored")
         load_s = load_times(stores)
-        failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
-            load = self._loads.pop(request_id, None)
-            if load is None:
+            if request_id not in self._loads:
                 continue
-            bad = not load.blocks.isdisjoint(output.invalid_block_ids)
-            tokens = 0 if bad or request_id in failed else load.tokens
+            tokens, since_s = self._loads.pop(request_id)
             # Where LMCache's own code copies, all that lies between: other steps, other
             # copies.
-            seconds = load_s.get(request_id, self._now_s() - load.since_s)
-            self._events.loaded.append(Loaded(request_id, tokens, seconds))
+            seconds = load_s.get(request_id, self._now_s() - since_s)
+            loaded = 0 if request_id in output.failed_recving else tokens
+            self._events.loaded.append(Loaded(request_id, loaded, seconds))
 
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()

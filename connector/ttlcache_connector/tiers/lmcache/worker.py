@@ -76,10 +76,6 @@ class LMCacheWorkerTier(WorkerTier):
                 f"lower_tier 'lmcache': LMCache refuses this model: {error}"
             ) from error
 
-    def before_step(self, metadata: TierMetadata) -> None:
-        if metadata.inner is not None:
-            self._inner.handle_preemptions(metadata.inner)
-
     def load(self, metadata: TierMetadata) -> None:
         loads = _of(metadata, "RETRIEVE")
         now_s = self._now_s()
@@ -94,9 +90,7 @@ class LMCacheWorkerTier(WorkerTier):
             adapter = self._adapter
             for meta in loads:
                 if meta.request_id not in adapter.retrieve_futures:
-                    internals.fail_load(
-                        adapter, meta.request_id, meta.op.flat_block_ids
-                    )
+                    internals.fail_load(adapter, meta.request_id)
             raise
 
     def save(self, metadata: TierMetadata) -> None:
@@ -120,8 +114,8 @@ class LMCacheWorkerTier(WorkerTier):
         results = self._inner.get_transfer_results(set(finished_ids))
         transfers = Transfers(
             received=set(results.finished_recving),
-            failed=set(results.failed_recving),
-            invalid_blocks=self._inner.get_block_ids_with_load_errors(),
+            # Both: a failure that is not heard of is a wrong context.
+            failed=results.failed_recving | self._adapter.get_failed_request_ids(),
         )
         context = self._adapter.transfer_ctx
         times = context.load_s if isinstance(context, ThreadedTransfer) else {}
