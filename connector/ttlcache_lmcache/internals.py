@@ -79,7 +79,7 @@ def forget_load(connector: Any, request_id: str, chunk_tokens: int) -> None:
     tracker = connector.request_trackers.get(request_id)
     if tracker is None:
         return
-    if tracker.state.name == "WAITING_FOR_LOAD":
+    if tracker.state.name != "PREFETCHING":
         connector.scheduler_adapter.free_lookup_locks(
             tracker.get_token_ids(),
             tracker.num_vllm_hit_tokens // chunk_tokens * chunk_tokens,

@@ -87,7 +87,6 @@ def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
 def test_balancers_are_told_what_requests_use(make_engine):
     engine = make_engine(num_blocks=40)
     first_turn(engine)
-    # Of the pin's 10 blocks it uses 4, and 2 more.
     engine.add("B-1", [*PROMPT[:64], *range(5000, 5020)], hints={"program_id": "B"})
     engine.step()
     assert (pinned(engine), free(engine)) == (10, 39 - 12)

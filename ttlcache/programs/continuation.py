@@ -12,8 +12,8 @@ from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import Arrival
 
 #: A prompt that has less than this of the head of the conversation is a side request:
-#: templates begin all prompts with the same preamble. Only where the one before had no
-#: more, and it is no shorter, it is a client that changes the head each time.
+#: templates begin all prompts with the same preamble. Where the prompt before it left
+#: the conversation, too, and it is no shorter, the client changes the head each time.
 ASIDE_HEAD_SHARE = 1 / 8
 
 

@@ -8,43 +8,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ttlcache.types import Arrival, TokenSlice
 
+T = TypeVar("T")
+
 #: Tokens that the next prompt may lack, at most: `<think>\n\n</think>\n\n`.
 TEMPLATE_TOKENS = 4
-#: With no more behind it, it is the same prompt under another end of the template's.
+#: A prompt that has no more behind another one repeats it, and does not continue it.
 MOST_END_TOKENS = 8
-#: Tokens before an ending by which prompts are told apart, and endings remembered.
-BEFORE_TOKENS, MAX_ENDINGS = 8, 32
+#: Different prompts with which an ending is the template's, and not what a client said;
+#: tokens before it by which they are told apart.
+MIN_PROMPTS, BEFORE_TOKENS = 4, 8
+#: Endings remembered: of templates, and others.
+MAX_TEMPLATES, MAX_OTHERS = 64, 32
+# With the bit for prompts 40: so a place of the prefix index takes four digits.
 _DIGEST_MASK = (1 << 39) - 1
 #: A digest's last bits: of how many tokens it is. Blocks with a state have thousands.
 _LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
 
 
 class GenerationPrompt:
-    """Endings that a tenant's prompts had. O(1) a prompt.
+    """With which tokens templates end prompts. O(1) a prompt.
 
-    One is the template's once two different prompts had it: of a batch of one prompt it
-    is not known.
+    What one client sends takes no ending away from others, and of a batch of one prompt
+    nothing is learnt.
     """
 
     def __init__(self) -> None:
-        # What stood before it, None once prompts differ there; the latest come last.
-        self._before: dict[int, int | None] = {}
+        # The latest come last. Of others: a digest of what stood before, times
+        # `MIN_PROMPTS`, and how often that changed.
+        self._templates: dict[int, None] = {}
+        self._others: dict[int, int] = {}
 
     def stable_tokens(self, arrival: Arrival) -> int:
         """Of a prompt that came, without those of the template."""
         stop = arrival.num_tokens
         start = max(0, stop - TEMPLATE_TOKENS)
-        key = hash((arrival.tenant, *arrival.tokens(start, stop)))
+        ending = hash(tuple(arrival.tokens(start, stop)))
+        if ending in self._templates:
+            self._templates[ending] = self._templates.pop(ending)
+            return start
         before = hash(tuple(arrival.tokens(max(0, start - BEFORE_TOKENS), start)))
-        known = self._before.pop(key, before)
-        is_template = known is None or known != before
-        self._before[key] = None if is_template else before
-        if len(self._before) > MAX_ENDINGS:
-            del self._before[next(iter(self._before))]
-        return start if is_template else stop
+        before = before % 1_000_003 * MIN_PROMPTS
+        known = self._others.pop(ending, before)
+        changes = known % MIN_PROMPTS + (known // MIN_PROMPTS != before // MIN_PROMPTS)
+        if changes + 1 >= MIN_PROMPTS:
+            _remember(self._templates, ending, None, MAX_TEMPLATES)
+            return start
+        _remember(self._others, ending, before + changes, MAX_OTHERS)
+        return stop
+
+
+def _remember(table: dict[int, T], key: int, value: T, most: int) -> None:
+    table[key] = value
+    if len(table) > most:
+        del table[next(iter(table))]
 
 
 @dataclass(slots=True)

@@ -78,15 +78,15 @@ class SchedulingCallbacks:
     @guarded(fallback=0.0)
     def retained_share(self) -> float:
         """See `TTLConnector.retained_share`."""
-        if self._holder.wanted_blocks:
-            return 0.0  # a request waits for memory, which pins do not give
         now_s = self._parts.clock.now_s()
-        # O(blocks): not at each step, but at the last one before the engine rests.
-        if not self._engine.num_running() or now_s - self._counted_s >= COUNTED_EVERY_S:
+        busy = any(self._engine.queue_counts()) or self._parts.prefills.is_loading()
+        if self._holder.wanted_blocks:  # a request waits, and pins do not give way
+            self._counted_share, self._counted_s = 0.0, now_s
+        # O(blocks): not at each step, but when the engine comes to rest.
+        elif not busy or now_s - self._counted_s >= COUNTED_EVERY_S:
             pool, refs = self._holder.pool, self._holder.references()
             alone = sum(pool.blocks[i].ref_cnt == n for i, n in refs.items())
-            self._counted_share = alone / usable_blocks(pool)
-            self._counted_s = now_s
+            self._counted_share, self._counted_s = alone / usable_blocks(pool), now_s
         return self._counted_share
 
     @guarded(fallback=Admission.ADMIT)

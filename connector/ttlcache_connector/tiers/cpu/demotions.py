@@ -218,8 +218,9 @@ class CPUDemotions(TierDemotions):
             if needed_blocks is not None and free() - before >= needed_blocks:
                 break
             counts = self._held.counts
-            if needed_blocks and all(s.ref_cnt > counts[s.block_id] for s in sources):
-                continue  # others use them all
+            is_shared = all(s.ref_cnt > counts[s.block_id] for s in sources)
+            if needed_blocks is not None and is_shared:
+                continue
             store.is_dropped = True
             self._held.release(sources)
             store.missing = []

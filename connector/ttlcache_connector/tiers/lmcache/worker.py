@@ -114,7 +114,6 @@ class LMCacheWorkerTier(WorkerTier):
         results = self._inner.get_transfer_results(set(finished_ids))
         transfers = Transfers(
             received=set(results.finished_recving),
-            # Both: a failure that is not heard of is a wrong context.
             failed=results.failed_recving | self._adapter.get_failed_request_ids(),
         )
         context = self._adapter.transfer_ctx
