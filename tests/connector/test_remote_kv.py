@@ -146,6 +146,26 @@ def test_a_load_that_failed_is_not_in_its_own_way(make):
     check(engine)
 
 
+def test_a_load_that_failed_is_in_nobodys_way(make):
+    # A third request grows to the 15 blocks that two loads leave; one load fails.
+    engine = make()
+    engine.add("runs", range(160), max_tokens=140)
+    engine.step()
+    load_two(engine)
+    while free(engine):
+        engine.step()
+    arrived = {"load-1", "load-2"}
+    report(engine, finished_recving=arrived, failed_recving={"load-1"})
+    while "load-2" not in engine.finished:
+        engine.step()
+    assert "runs" not in engine.finished
+    while not is_loading(engine, "load-1"):
+        engine.step()
+    report(engine, finished_recving={"load-1"})
+    engine.run()
+    check(engine)
+
+
 # --- `MultiConnector [TTLConnector, another one]`: pins above anybody's lower tier
 
 

@@ -142,7 +142,7 @@ def test_the_template_is_what_different_prompts_end_with():
         arrival = Arrival("r", len(tokens), [], slice_of(tokens), Hints())
         return len(tokens) - prompts.stable_tokens(arrival)
 
-    for said in (1, 1, 1, 1, 2, 3):
+    for said in (1, 1, 2, 1, 2, 1, 3):
         assert cut(*[said] * 10, 7, 7, 7, 7) == 0
     assert cut(*[4] * 10, 7, 7, 7, 7) == 4
     assert {cut(*range(said, said + 10)) for said in range(100)} == {0}

@@ -22,7 +22,7 @@ MOST_END_TOKENS = 8
 #: tokens before it by which they are told apart.
 MIN_PROMPTS, BEFORE_TOKENS = 4, 8
 #: Endings remembered: of templates, and others.
-MAX_TEMPLATES, MAX_OTHERS = 64, 32
+MAX_TEMPLATES, MAX_OTHERS = 64, 24
 # With the bit for prompts 40: so a place of the prefix index takes four digits.
 _DIGEST_MASK = (1 << 39) - 1
 #: A digest's last bits: of how many tokens it is. Blocks with a state have thousands.
@@ -30,17 +30,16 @@ _LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
 
 
 class GenerationPrompt:
-    """With which tokens templates end prompts. O(1) a prompt.
+    """Learns with which tokens templates end prompts. O(1) a prompt.
 
-    What one client sends takes no ending away from others, and of a batch of one prompt
-    nothing is learnt.
+    A batch of one prompt teaches nothing. What is learnt stays, whatever other prompts
+    end with.
     """
 
     def __init__(self) -> None:
-        # The latest come last. Of others: a digest of what stood before, times
-        # `MIN_PROMPTS`, and how often that changed.
+        # The latest come last. Of others: digests of what stood before them.
         self._templates: dict[int, None] = {}
-        self._others: dict[int, int] = {}
+        self._others: dict[int, tuple[int, ...]] = {}
 
     def stable_tokens(self, arrival: Arrival) -> int:
         """Of a prompt that came, without those of the template."""
@@ -51,13 +50,14 @@ class GenerationPrompt:
             self._templates[ending] = self._templates.pop(ending)
             return start
         before = hash(tuple(arrival.tokens(max(0, start - BEFORE_TOKENS), start)))
-        before = before % 1_000_003 * MIN_PROMPTS
-        known = self._others.pop(ending, before)
-        changes = known % MIN_PROMPTS + (known // MIN_PROMPTS != before // MIN_PROMPTS)
-        if changes + 1 >= MIN_PROMPTS:
+        before &= 0xFFFFFFF  # a small integer
+        known = self._others.pop(ending, ())
+        if before not in known:
+            known = (*known, before)
+        if len(known) >= MIN_PROMPTS:
             _remember(self._templates, ending, None, MAX_TEMPLATES)
             return start
-        _remember(self._others, ending, before + changes, MAX_OTHERS)
+        _remember(self._others, ending, known, MAX_OTHERS)
         return stop
 
 
