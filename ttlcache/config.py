@@ -47,8 +47,8 @@ class TTLCacheConfig(BaseModel):
         default="auto",
         description="Order of the waiting queue: expected-finish, ttl-aware (the "
         "paper's, §4.3), program-fcfs, request-fcfs, or a class of your own as "
-        "package.module:Class. auto: expected-finish with policy adaptive, else "
-        "ttl-aware.",
+        "package.module:Class. auto: expected-finish with policy adaptive, request-fcfs "
+        "with observe, else ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",
@@ -73,17 +73,16 @@ class TTLCacheConfig(BaseModel):
     quantum_turns: int | None = Field(
         default=None,
         ge=1,
-        description="Turns after which a context queues as if new, or earlier, once it "
-        "took as many mean turns' seconds; default: four mean programs' turns and "
-        "seconds, at least 20 turns'.",
+        description="After so many turns, or the time that so many average turns take, a "
+        "context queues as new. Default: four average programs, at least 20 turns.",
     )
     max_queue_wait_s: float | None = Field(
         default=None,
         gt=0.0,
         allow_inf_nan=False,
-        description="Who waited this long goes first in its user priority. Default: "
-        "3600; with policy adaptive above a lower tier that keeps what it gets, twice "
-        "the mean wait.",
+        description="A request that waited this long goes first within its priority. "
+        "Default: 3600; with policy adaptive and one tenant above a lower tier that "
+        "keeps what it gets, twice the mean wait, at least 2.",
     )
     program_idle_s: float = Field(
         default=900.0,
@@ -100,8 +99,8 @@ class TTLCacheConfig(BaseModel):
     lower_tier: Literal["auto", "none", "cpu", "lmcache"] = Field(
         default="auto",
         description="Where KV goes that GPU memory gives up: nowhere, to host memory "
-        "of this engine (cpu), or to an LMCache server. auto: cpu on a GPU, or with "
-        "cpu_gb; else none.",
+        "of this engine (cpu), or to an LMCache server. auto: cpu on an NVIDIA GPU, or "
+        "with cpu_gb; else none.",
     )
     cpu_gb: float | None = Field(
         default=None,

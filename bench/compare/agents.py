@@ -55,7 +55,8 @@ class AgentOptions(Folders):
     """Agents say program, tool and last step; else the server has to find out."""
     cpu_gb: float = 1.5
     """CPU memory of each arm that has a lower tier; GiB for LMCache, GB for ours."""
-    chunk_tokens: int = 256
+    chunk_tokens: int = 32
+    """Of LMCache, whose default is 256: as small as the agents' contexts are."""
 
     @property
     def tiers(self) -> TierOptions:

@@ -38,7 +38,7 @@ class SettingsOptions(ComparisonOptions):
     hints: bool = option(True, "Agents say program, tool and last step.")
     cpu_gb: float = option(1.5, "CPU memory of each LMCache server, GiB.")
     chunk_tokens: int = option(
-        256, "Tokens of an LMCache chunk, a multiple of 32.", min=32
+        32, "Tokens of an LMCache chunk, a multiple of 32.", min=32
     )
     out: Path = Path("out/settings")
 

@@ -48,7 +48,6 @@ class OverheadResult:
 
     turns: list[TurnResult]
     kept: list[Kept]
-    kept_policy: str
 
 
 def overhead(options: OverheadOptions, console: Console) -> int:
@@ -74,7 +73,7 @@ def run(options: OverheadOptions) -> OverheadResult:
     policy = TTLCacheConfig().policy
     turns = _best_turns(options.repeats)
     kept = [measure_kept(options.idle_programs, each, policy) for each in IDENTITIES]
-    return OverheadResult(turns, kept, policy)
+    return OverheadResult(turns, kept)
 
 
 def _best_turns(repeats: int) -> list[TurnResult]:

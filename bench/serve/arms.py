@@ -37,8 +37,6 @@ class EngineCounters:
     prefix_cache_queries: float
     """Prompt tokens looked up, again after a preemption."""
     prefix_cache_hits: float
-    queue_time_sum_s: float
-    queue_time_count: float
     preemptions: float
     pins: Mapping[str, int]
     """Pins by outcome; empty without the connector."""
@@ -209,8 +207,6 @@ def read_engine(
     return EngineCounters(
         prefix_cache_queries=grown("vllm:prefix_cache_queries_total"),
         prefix_cache_hits=grown("vllm:prefix_cache_hits_total"),
-        queue_time_sum_s=grown("vllm:request_queue_time_seconds_sum"),
-        queue_time_count=grown("vllm:request_queue_time_seconds_count"),
         preemptions=grown("vllm:num_preemptions_total"),
         pins=grown_by("ttlcache_pins_total", "outcome"),
         claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ class LMCacheOptions:
     ttl_module: Mapping[str, Any] | None = None
     """Configuration of our server module; None: run without it."""
     l2_adapter: Mapping[str, Any] | None = None
-    extra_args: tuple[str, ...] = field(default=())
 
     def arguments(self, port: int, http_port: int) -> list[str]:
         args = [
@@ -46,7 +45,7 @@ class LMCacheOptions:
             args += ["--server-module", json.dumps(spec)]
         if self.l2_adapter is not None:
             args += ["--l2-adapter", json.dumps(dict(self.l2_adapter))]
-        return [*args, *self.extra_args]
+        return args
 
 
 def ttl_l2_adapter(**params: Any) -> dict[str, Any]:

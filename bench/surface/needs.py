@@ -32,6 +32,12 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "wait_for_layer_load",
         "save_kv_layer",
         "wait_for_save",
+        *("register_kv_caches", "handle_preemptions", "get_transfer_results"),
+        *("build_connector_worker_meta", "update_connector_output"),
+        *("get_required_kvcache_layout", "has_pending_push_work"),
+    ),
+    _CORE + "sched/scheduler.py::Scheduler": (
+        *("get_kv_cache_usage", "make_stats", "update_from_output"),
     ),
     _BASE + "::SupportsHMA": ("request_finished_all_groups",),
     _STATS + "::KVConnectorStats": ("reset", "aggregate", "reduce", "is_empty"),

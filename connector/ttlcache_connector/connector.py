@@ -119,7 +119,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     # --- scheduler role: vLLM's hooks ----------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        self._kv_cache_manager = kv_cache_manager
         try:
             self.scheduler_role = self._builder.bind(kv_cache_manager, self)
         except TTLCacheError:
@@ -275,8 +274,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler(plain=0.0)
     def retained_share(self) -> float:
-        """Share of the KV blocks that are held for turns to come alone, 0 while a
-        request waits for memory: plain vLLM has them free."""
+        """Share of the KV blocks that are held for turns to come, 0 while a request
+        waits for memory: plain vLLM has them free, but for those that requests share.
+        """
         return self._bound.scheduling.retained_share()
 
     # --- scheduler role: clients of the API server ----------------------------

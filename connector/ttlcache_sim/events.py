@@ -28,6 +28,3 @@ class EventQueue(Generic[T]):
 
     def next_s(self) -> float | None:
         return self._heap[0][0] if self._heap else None
-
-    def __len__(self) -> int:
-        return len(self._heap)

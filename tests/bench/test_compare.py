@@ -17,7 +17,7 @@ from bench.serve.replay import Failure
 from tests.bench.samples import served
 from ttlcache_sim.metrics import TurnRecord, summarize
 
-NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0.0, 0)
+NO_PINS = EngineCounters(100, 40, 0, {}, 0, 0, 0.0, 0)
 EXTRA = "kv_connector_extra_config"
 
 

@@ -112,7 +112,6 @@ def result_with(turn_us: float, kept_bytes: float) -> OverheadResult:
             TurnResult("slow", "hint", fast, fast, turn),
         ],
         kept=[Kept("hint", 10, kept_bytes)],
-        kept_policy="none",
     )
 
 

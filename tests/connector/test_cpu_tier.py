@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import time
@@ -231,13 +232,6 @@ class BrokenEngine:
         ended = self.inner.poll()  # in the order of submission
         return [replace(each, ticket=next(self._begun)) for each in ended]
 
-    def flush(self, timeout_s: float) -> bool:
-        self._maybe_raise("flush")
-        if not self.hangs:
-            return self.inner.flush(timeout_s)
-        time.sleep(timeout_s)
-        return False
-
     def _maybe_raise(self, method: str) -> None:
         if method == self.raises:
             raise RuntimeError(method)
@@ -294,13 +288,13 @@ def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, impatient):
     assert returns(engine, "a", context) == 0
 
 
-@pytest.mark.parametrize("method", ["submit", "poll", "flush"])
+@pytest.mark.parametrize("method", ["submit", "poll"])
 @pytest.mark.parametrize("direction", ["stores", "loads"])
 def test_an_engine_that_raises_costs_a_prefill(below, impatient, direction, method):
     engine, context = below()
     broken = BrokenEngine(queue(engine, direction), raises=method)
     engine.turn_beside("a-1", [*context, 5], hints=hints("a"))
-    assert promoted(engine) == (12 if direction == "stores" or method == "flush" else 0)
+    assert promoted(engine) == (12 if direction == "stores" else 0)
     time.sleep(0.06)
     for _ in range(3):
         engine.step()
@@ -517,6 +511,7 @@ def test_the_budget_is_never_exceeded(make_worker):
 
 
 def test_memory_is_resident_at_the_start(make_worker):
+    gc.collect()  # what is freed meanwhile would not be seen
     before = psutil.Process().memory_info().rss
     make_worker(cpu_blocks=20_000)
     grown = psutil.Process().memory_info().rss - before

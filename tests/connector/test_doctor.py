@@ -53,7 +53,9 @@ def test_the_tier_that_auto_is_here_counts(config, admission):
     assert states('{"cpu_gb": 64000}')["lower tier"] == BAD
 
 
-@pytest.mark.parametrize(("name", "state"), [("new", OK), ("file", BAD)])
+@pytest.mark.parametrize(
+    ("name", "state"), [("new", OK), ("file", BAD), ("x" * 300, BAD)]
+)
 def test_folders_need_not_be_there_but_a_place_for_them(tmp_path, name, state):
     (tmp_path / "file").touch()
     place = str(tmp_path / name / "one")
@@ -63,7 +65,16 @@ def test_folders_need_not_be_there_but_a_place_for_them(tmp_path, name, state):
 @pytest.mark.parametrize(
     "config",
     [
-        *('{"polcy": 1}', "{", '{"policy": "x"}', "[1]", "5", '"fixed"', "null"),
+        *(
+            '{"polcy": 1}',
+            "{",
+            "[" * 10_000,
+            '{"policy": "x"}',
+            "[1]",
+            "5",
+            '"fixed"',
+            "null",
+        ),
         '{"kv_connector": "TTLConnector", "kv_role": "kv_both"}',
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.core.test_hints import nested
 from ttlcache.programs.client_values import MAX_INT
 from ttlcache.programs.hints import parse_hints
-from ttlcache_connector.http.body import opening, parse
+from ttlcache_connector.http.body import MAX_MEMBER_BYTES, opening, parse
 from ttlcache_connector.http.clues import Clues, from_body, from_headers, with_hints
 
 CHAT = [
@@ -59,7 +59,8 @@ def test_text_inside_a_message_is_no_field():
 @pytest.mark.parametrize(
     ("markers", "ttl"),
     [
-        ([{"type": "ephemeral"}], "5m"),
+        ([{"type": "ephemeral"}], None),  # as in each of Claude Code's requests
+        ([{"type": "ephemeral", "ttl": None}], None),
         ([{"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}], "1h"),
         ([{"type": "ephemeral", "ttl": "soon"}], None),
         ([{"type": "other", "ttl": "1h"}], None),
@@ -231,6 +232,15 @@ def test_nothing_raises_on_what_a_client_sends(sent):
     assert clues.session in (None, "j")
     if sent in JUNK:
         assert (clues.session, clues.rule) == (None, "none")
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "metadata"])
+def test_a_member_of_megabytes_is_not_read(name):
+    sent = body(session_id="s", **{name: {"a": [[]] * MAX_MEMBER_BYTES}})
+    clues = from_body(sent)
+    assert (clues.session, clues.dropped) == ("s", ("nested_too_large",))
+    kept = {"kv_transfer_params": {}} if name == "kv_transfer_params" else {}
+    assert clues.replaced == kept
 
 
 def test_a_job_id_of_blanks_is_a_hint_and_no_session():

@@ -1,19 +1,16 @@
-"""A worker's loads: when they begin, how long a step waits, what they took."""
+"""A worker's loads: when they begin, what they took."""
 
 from types import SimpleNamespace
 
 import pytest
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
-from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from tests.connector.conftest import fails
-from ttlcache.clock import VirtualClock
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role.worker import WorkerRole
 from ttlcache_connector.tiers.base import TierMetadata, WorkerTier
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
-from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTier
 
 # --- when copies begin: before the step's forward pass, where that is right ----------
 
@@ -96,65 +93,6 @@ def test_the_connector_says_whether_it_is_alone(monkeypatch, group):
         )
     ours.handle_preemptions(TierMetadata())
     assert told == [group != "another"]
-
-
-# --- loads that end right after they were asked for: a worker waits a little ---------
-
-
-class Load(MessagingFuture[bool]):
-    """Ends after some seconds of being waited for; the clock is virtual."""
-
-    def __init__(self, clock, needs_s):
-        super().__init__()
-        self._clock = clock
-        self._needs_s = needs_s
-
-    def wait(self, timeout=None):
-        took_s = min(timeout, self._needs_s)
-        self._clock.advance(took_s)
-        self._needs_s -= took_s
-        if self._needs_s <= 1e-12:
-            self.set_result(True)
-        return self.query()
-
-
-class Worker(LMCacheWorkerTier):
-    """What `poll` does around LMCache's adapter."""
-
-    def __init__(self, needs_s):
-        self.clock = VirtualClock()
-        self._now_s = self.clock.now_s
-        self.loads = {n: (Load(self.clock, s), []) for n, s in enumerate(needs_s)}
-        parts = {"store_futures": {}, "transfer_ctx": None}
-        parts |= {"retrieve_futures": self.loads, "get_failed_request_ids": set}
-        self._adapter = SimpleNamespace(**parts)
-        self._inner = SimpleNamespace(get_transfer_results=self._results)
-        self._since_s = dict.fromkeys(self.loads, 0.0)
-        self._new = list(self.loads)
-
-    def _results(self, finished_ids):
-        ended = {name for name, (future, _) in self.loads.items() if future.query()}
-        for name in ended:
-            del self.loads[name]
-        return SimpleNamespace(finished_recving=ended, failed_recving=set())
-
-
-@pytest.mark.parametrize(
-    ("needs", "steps", "waited", "ended"),
-    [
-        ([], 1, 0.0, set()),
-        ([1 / 2, 1 / 4], 1, 3 / 4, {0, 1}),  # about to end: it costs no further step
-        ([2 / 3] * 9, 1, 1.0, {0}),  # all loads of a step together
-        ([100.0], 5, 1.0, set()),  # a long one is not waited for in every step
-    ],
-)
-def test_a_step_waits_a_little_for_its_loads(needs, steps, waited, ended):
-    worker = Worker([need * MAX_WAIT_S for need in needs])
-    found = set().union(*(worker.poll(()).received for _ in range(steps)))
-    assert worker.clock.now_s() == pytest.approx(waited * MAX_WAIT_S)
-    assert found == ended
-    if not worker.loads:  # nothing is kept of loads that ended
-        assert worker._since_s == {}
 
 
 def test_the_slowest_rank_s_copy_counts():

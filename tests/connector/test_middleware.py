@@ -199,10 +199,13 @@ def two_engines(*, known: bool = True) -> Engines:
 def test_end_and_progress_reach_every_engine():
     engine = two_engines()
     app = application(engine=engine)
-    assert post(app, "/ttlcache/programs/a%2Fb/end").json()["known"] is True
+    for escaped in ("a%2Fb", "a%252Fb"):
+        path = f"/ttlcache/programs/{escaped}/end"
+        assert post(app, path).json()["known"] is True
     assert post(app, PROGRESS, json={"done": 3, "total": 9}).status_code == 200
     assert engine.orders == [
         {"do": "end", "program_id": "a/b"},
+        {"do": "end", "program_id": "a%2Fb", "as_sent": ["a/b"]},
         {"do": "progress", "program_id": "p", "done": 3, "total": 9},
     ]
 

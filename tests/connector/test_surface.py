@@ -22,6 +22,7 @@ from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.queue import ProgramQueue
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.scheduler import TTLScheduler
 
 FOLDER = Path(__file__).parent / "surface"
 VERSIONS = {
@@ -34,6 +35,7 @@ OURS = {
     "KVConnectorStats": TTLConnectorStats,
     "KVConnectorPromMetrics": TTLPromMetrics,
     "RequestQueue": ProgramQueue,
+    "Scheduler": TTLScheduler,
 }
 CONNECTOR = Path(inspect.getfile(TTLConnector)).parent
 INSTALLED = Path(vllm.__file__).parents[1]

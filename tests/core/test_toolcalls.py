@@ -117,6 +117,7 @@ def test_truncation_never_invents_a_name(text):
     [
         "(", "[", "{", '{"', "{'", '{"a":', '{"name":', '[{"name": "f", "arguments":',
         "```bash\n", "```", "`", "<tool_call>", '<tool_call>{"', "<tool_call>[",
+        "<tool_call>a<arg_key>",
         "<function=f>", "<parameter=x>", "<function=f><parameter=x>", "<function=",
         '<invoke name="f">', '<invoke name="f"><parameter name="x">', "<invoke",
         "[TOOL_CALLS]", "[TOOL_CALLS]f{", "to=functions.f ", " to=f <|",

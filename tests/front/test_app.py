@@ -12,6 +12,7 @@ import pytest
 from tests.front.conftest import CHAT, front_before
 from ttlcache_connector.front import app as app_module
 from ttlcache_connector.front.app import Front
+from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +140,25 @@ async def test_a_child_keeps_its_own_name_when_it_follows(body, headers):
     assert hints_of(request) == {"program_id": "child", **own}
 
 
+async def test_a_child_whose_body_is_not_read_is_not_taken_for_its_parent():
+    """`X-Session-Final` would end that."""
+    headers = {"X-Session-ID": "child", "X-Parent-Session-ID": "parent"}
+    asked = answers()
+    long = b"x" * (MAX_BODY_BYTES + 1)
+    assert (await asked.ask(content=long, headers=headers)).status_code == 200
+    (request,) = asked.requests
+    assert request.headers["x-session-id"] == "child"
+
+
+async def test_a_body_in_another_encoding_stays_as_it_is():
+    """vLLM reads UTF-16, which ends in the byte of a bracket, too."""
+    asked = answers()
+    body = json.dumps({"messages": []}).encode("utf-16-be")
+    await asked.ask("/v1/messages", content=body, headers={"X-Session-ID": "s"})
+    (request,) = asked.requests
+    assert request.content == body
+
+
 async def test_a_child_without_an_id_gets_one_that_stays():
     asked = answers()
     for turns in ("a", "ab", "o"):
@@ -186,7 +206,7 @@ async def test_headers_for_the_next_hop_alone_go_no_further():
         ("/base/v1/models?a=1", "/v1/models?a=1"),
         ("/base//upper/v1", "/base//upper/v1"),
         ("/baseless/v1", "/baseless/v1"),
-        ("http://up:80/base/v1#end", "/v1#end"),
+        ("http://up:80/base/v1#end%0d%0a", "/v1#end%0d%0a"),
         ("https://up/base/v1", "https://up/base/v1"),
         ("//up/base/v1", "//up/base/v1"),
         ("http://[", "http://["),

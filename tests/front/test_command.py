@@ -26,6 +26,7 @@ WRONG = [
     "http://x y",
     "http://x\n/",
     "http://x?a=1",
+    "http://user:password@x",
 ]
 
 

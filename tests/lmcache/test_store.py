@@ -278,6 +278,26 @@ def test_only_its_owner_reads_what_is_on_disk(tmp_path, umask, holds_more):
         os.umask(before)
 
 
+def test_files_of_others_in_the_folder_stay(tmp_path):
+    """Names that are not ours, and links."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    folder = tmp_path / "kv"
+    others = [
+        folder / "ui/main.kv",
+        folder / "ab/x.writing",
+        elsewhere / f"{'a' * 40}.kv",
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs")
+    (folder / "cd").symlink_to(elsewhere)
+    (folder / "ef").symlink_to("nowhere")
+    make(folder).close()
+    assert [path.read_text() for path in others] == ["theirs"] * 3
+    assert mode_of(elsewhere) == 0o755
+
+
 def test_eight_threads(tmp_path):
     """A short form; `bench lmcache-store` runs a million."""
     hammer = Hammer(tmp_path)

@@ -46,6 +46,15 @@ def fail(text: object) -> NoReturn:
     raise typer.Exit(1)
 
 
+def key_headers(api_key: str | None) -> dict[bytes, bytes]:
+    """The header that carries a server's key, as vLLM decodes it; or the end."""
+    try:
+        key = (api_key or "").encode("latin-1")
+    except UnicodeEncodeError:
+        fail("--api-key: no HTTP header can carry it")
+    return {b"authorization": b"Bearer " + key} if key else {}
+
+
 def read(place: Path) -> Recording:
     """The recording, or the end of the command."""
     try:

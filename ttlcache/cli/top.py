@@ -11,7 +11,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, plain, seconds
+from ttlcache.cli.common import (
+    DEFAULT_URL,
+    ApiKey,
+    ServerUrl,
+    fail,
+    key_headers,
+    plain,
+    seconds,
+)
 from ttlcache.cli.live import engines_of, reason
 from ttlcache.programs.divergence import REMEDIES, Cause
 
@@ -29,7 +37,7 @@ def top(
 ) -> None:
     """Programs, pins, TTL left, hit rate and pressure, live."""
     console = Console()
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = key_headers(api_key)
     try:
         client = httpx.Client(base_url=url, headers=headers, timeout=15.0)
     except httpx.InvalidURL as error:

@@ -79,8 +79,6 @@ class CostModel:
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
-        #: Price of a held second in CacheTTL's own cost model (v4 §4.1).
-        self.flat_price = 1.0
 
     def prefill_s(self, context_tokens: float, cached_tokens: float = 0) -> float:
         """P(context) - P(cached), never negative; the constant counts once."""

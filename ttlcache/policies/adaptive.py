@@ -101,7 +101,7 @@ class Adaptive(Policy):
         price = self._memory_price(turn, view)
         if price is None:
             delay_s = view.costs.queueing_delay_s * view.memoryfulness
-            return Terms(bounded(delay_s + rebuild.seconds), view.costs.flat_price)
+            return Terms(bounded(delay_s + rebuild.seconds), price=1.0)
         return Terms(bounded(price.weight * rebuild.seconds), price.per_s)
 
     def _memory_price(self, turn: TurnFacts, view: View) -> MemoryPrice | None:

@@ -169,13 +169,17 @@ def fitting(
 
 
 def holds_wide_int(value: object) -> bool:
-    """Whether there is an integer in it for which vLLM refuses the request."""
-    pending = [value]
-    while pending:
+    """Whether there is an integer in it for which vLLM refuses the request.
+
+    Looked for among its first `MAX_NESTED_SIZE` parts.
+    """
+    pending, left = [value], MAX_NESTED_SIZE
+    while pending and left > 0:
         part = pending.pop()
         if isinstance(part, int) and not MIN_INT <= part <= MAX_INT:
             return True
-        pending += _parts(part)
+        left -= 1
+        pending += _parts(part)[:left]
     return False
 
 
@@ -191,9 +195,10 @@ def _measure(entry: object, left: int, max_depth: int) -> int:
             left -= len(part)
             if not is_encodable(part):
                 raise UnfitValueError("nested_encoding")
-        if left < 0:
+        parts = _parts(part)
+        if left < len(parts):
             raise UnfitValueError("nested_too_large")
-        pending += [(each, depth + 1) for each in _parts(part)]
+        pending += [(each, depth + 1) for each in parts]
     return left
 
 

@@ -34,12 +34,11 @@ _Container = dict[str, object] | list[object]
 class Read:
     """A value read from text. All but strings and true are None in it.
 
-    complete: the closing bracket was there. end: where reading stopped.
+    end: where reading stopped.
     """
 
     value: object
     end: int
-    complete: bool
 
 
 def read_json(text: str, start: int = 0) -> Read:
@@ -63,7 +62,7 @@ def read_json(text: str, start: int = 0) -> Read:
         else:
             opened.pop()
             complete = len(opened) == 1
-    return Read(outermost[0] if outermost else None, pos, complete)
+    return Read(outermost[0] if outermost else None, pos)
 
 
 def _add(container: _Container, key: list[str], value: object) -> None:

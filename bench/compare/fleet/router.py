@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -29,31 +29,21 @@ class Router(ServerProcess):
         worker_urls: Sequence[str],
         policy: str,
         log_path: Path,
-        extra_args: Sequence[str] = (),
-        extra_env: Mapping[str, str] = STICKY_IDLE,
     ) -> None:
         port, metrics_port = free_ports(2)
-        self.worker_urls = tuple(worker_urls)
         self.base_url = f"http://127.0.0.1:{port}"
         command = [
             str(Path(sys.executable).with_name("vllm-router")),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--prometheus-port", str(metrics_port)),
-            *("--policy", policy, "--log-level", "warning", *SETTINGS, *extra_args),
+            *("--policy", policy, "--log-level", "warning", *SETTINGS),
             *("--worker-urls", *worker_urls),
         ]
         health_url = f"{self.base_url}/health"
-        super().__init__(command, health_url, log_path, env=extra_env)
-
-    def remove(self, worker_url: str) -> None:
-        """Drain: no new request goes there; what runs there goes on."""
-        self._change("remove_worker", worker_url)
+        super().__init__(command, health_url, log_path, env=STICKY_IDLE)
 
     def add(self, worker_url: str) -> None:
-        self._change("add_worker", worker_url)
-
-    def _change(self, action: str, worker_url: str) -> None:
         answer = httpx.post(
-            f"{self.base_url}/{action}", params={"url": worker_url}, timeout=120.0
+            f"{self.base_url}/add_worker", params={"url": worker_url}, timeout=120.0
         )
         answer.raise_for_status()

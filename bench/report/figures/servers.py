@@ -88,12 +88,13 @@ def validation(result: Json) -> str:
     return table(["mean JCT, s (simulator)", *(f"`{arm}`" for arm in arms)], body)
 
 
-def jct_by_load(result: Json) -> dict[str, dict[str, float]]:
-    """Seconds of mean JCT by load and arm, of cells that were measured."""
-    found: dict[str, dict[str, float]] = {}
+def jct_by_load(result: Json) -> dict[str, dict[str, list[float]]]:
+    """Seconds of mean JCT by load and arm, of each run, the shortest first."""
+    found: dict[str, dict[str, list[float]]] = {}
     for (arm, load), cell in _cells(result).items():
         if cell["measured"]:
-            found.setdefault(load, {})[arm] = _mean(cell, "mean_jct_s")
+            runs = sorted(run["mean_jct_s"] for run in cell["measured"])
+            found.setdefault(load, {})[arm] = runs
     return found
 
 
@@ -116,13 +117,14 @@ def simulator_error(result: Json) -> str:
 
 
 def _validate(result: Json) -> str:
-    options = result["options"]
+    options, discarded = result["options"], ""
+    if result["discarded"]:
+        discarded = f" {result['discarded']} runs, whose server waited, do not count."
     return (
-        f"{options['programs']} of the demo's agents, up to {options['rounds']} runs a "
-        f"cell: `{result['command']}`. In brackets the error of the simulator with "
-        f"this machine's measured step times: {simulator_error(result)}. "
-        f"{result['discarded']} runs do not count: the server waited for a core.\n\n"
-        f"{validation(result)}"
+        f"{options['programs']} of the demo's agents, which say their last turn, up to "
+        f"{options['rounds']} runs a cell: `{result['command']}`. In brackets the error "
+        "of the simulator with this machine's measured step times: "
+        f"{simulator_error(result)}.{discarded}\n\n{validation(result)}"
     )
 
 
@@ -147,15 +149,15 @@ def _error(cell: Json, key: str) -> float:
 
 
 def _against_rivals(result: Json) -> Iterator[Compared]:
-    """Mean JCT at each load, against each other arm."""
-    key = "mean_jct_s"
-    cells = {
-        where: _mean(c, key) for where, c in _cells(result).items() if c["measured"]
-    }
-    for (arm, load), base in cells.items():
-        ours = cells.get((OURS, load))
-        if ours is not None and arm != OURS:
-            yield Compared(key, ours, base, f"{ours / base:.2f}x `{arm}` at {load}")
+    """Mean JCT, and the longest turns, at each load, against each other arm."""
+    cells = {where: c for where, c in _cells(result).items() if c["measured"]}
+    for key, name in {"mean_jct_s": "mean JCT", "p99_turn_s": "turn p99"}.items():
+        for (arm, load), cell in cells.items():
+            if arm == OURS or (OURS, load) not in cells:
+                continue
+            ours, base = _mean(cells[OURS, load], key), _mean(cell, key)
+            text = f"{name} {ours / base:.2f}x `{arm}` at {load}"
+            yield Compared(key, ours, base, text)
 
 
 # --- load generators of others -----------------------------------------------

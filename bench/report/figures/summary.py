@@ -39,18 +39,22 @@ def _command(result: Json) -> str:
 
 
 def _validation(result: Json) -> Iterator[list[str]]:
-    """Every load; "-": not measured."""
+    """Every load, from the shortest to the longest run; "-": not measured."""
     by_load = servers.jct_by_load(result)
     arms = list(dict.fromkeys(arm for own in by_load.values() for arm in own))
     told = "; ".join(
-        ", ".join(f"{own[arm]:.1f}" if arm in own else "-" for arm in arms)
+        ", ".join(
+            f"{own[arm][0]:.1f}-{own[arm][-1]:.1f}" if arm in own else "-"
+            for arm in arms
+        )
         + f" at {load}"
         for load, own in by_load.items()
     )
     if told:
         names = ", ".join(f"`{arm}`" for arm in arms)
         agents = result["options"]["programs"]
-        yield [f"real servers, {agents} agents", f"mean JCT, s, {names}: {told}"]
+        what = f"real servers, {agents} agents that say their last turn"
+        yield [what, f"mean JCT, s, {names}: {told}"]
 
 
 def _harness(result: Json) -> Iterator[list[str]]:

@@ -124,6 +124,9 @@ class DemotingBlocks(PinnedBlocks):
         most = pressure.pool_blocks - pressure.pinned_blocks
         return pressure._replace(free_blocks=min(free, most))
 
+    def count_referenced(self) -> int:
+        return len(self._refs.keys() | self.unpinned.references())
+
     def references(self) -> dict[int, int]:
         """All of ours per block id, for the invariant checker."""
         return dict(self.unpinned.references() + Counter(super().references()))

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ttlcache.cli.common import key_headers
 from ttlcache.cli.live import engines_of, reason
 from ttlcache.config import (
     TTLCacheConfig,
@@ -117,7 +118,7 @@ def _object(config: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{config!r}, expected: a JSON object ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{config!r}, expected: a JSON object")
@@ -177,11 +178,14 @@ def _policy(settings: Mapping[str, Any]) -> str:
 def _writable(name: str, folder: Path) -> Finding:
     """A folder that is not there is made."""
     existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if existing.is_dir() and os.access(existing, os.W_OK):
-        return Finding(OK, name, str(folder))
-    why = "cannot be written" if existing.exists() else "is not there"
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if existing.is_dir() and os.access(existing, os.W_OK):
+            return Finding(OK, name, str(folder))
+        why = "cannot be written" if existing.exists() else "is not there"
+    except (OSError, ValueError) as error:
+        why = f"cannot be used ({error})"
     return Finding(BAD, name, f"{folder} {why}")
 
 
@@ -247,7 +251,7 @@ def _reach(address: str) -> Finding:
 
 
 def _server(url: str, api_key: str | None) -> Iterator[Finding]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = key_headers(api_key)
     try:
         with httpx.Client(base_url=url, timeout=10.0, headers=headers) as http:
             metrics = http.get("/metrics").text

@@ -23,11 +23,12 @@ from ttlcache_connector.engine import requirements
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 _DEFAULTS = TierOptions()
+MAX_GB = 1e9
 
 
 def serve_tiers(
     cpu_gb: Annotated[
-        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01)
+        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01, max=MAX_GB)
     ] = _DEFAULTS.cpu_gb,
     disk: Annotated[
         Path | None, typer.Option(help="Folder of the disk tier; none by default.")
@@ -35,12 +36,14 @@ def serve_tiers(
     disk_gb: Annotated[
         float | None,
         typer.Option(
-            help=f"Size of the disk tier, in GB ({_DEFAULTS.disk_gb:g}).", min=0.01
+            help=f"Size of the disk tier, in GB ({_DEFAULTS.disk_gb:g}).",
+            min=0.01,
+            max=MAX_GB,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
     port: Annotated[
-        int, typer.Option(help="Port for vLLM.", max=65535)
+        int, typer.Option(help="Port for vLLM.", min=1, max=65535)
     ] = _DEFAULTS.port,
     http_host: Annotated[
         str,
@@ -50,7 +53,7 @@ def serve_tiers(
         ),
     ] = _DEFAULTS.http_host,
     http_port: Annotated[
-        int, typer.Option(help="Port of that interface.")
+        int, typer.Option(help="Port of that interface.", min=1, max=65535)
     ] = _DEFAULTS.http_port,
     chunk_tokens: Annotated[
         int,
@@ -116,8 +119,8 @@ def serve_tiers(
     with _fail_in_one_line("--port: "):
         lock = disk_index.lock_folder(place)
     options.segment.unlink(missing_ok=True)  # of a server that was killed
-    _check_room(options)
     try:
+        _check_room(options)
         raise typer.Exit(_run(options, lock.fileno()))
     finally:
         shutil.rmtree(place, ignore_errors=True)  # another user may be next
@@ -145,6 +148,8 @@ def _is_taken(host: str, port: int) -> bool:
             probe.bind(("" if host == "*" else host, port))
         except OSError as error:
             return error.errno == errno.EADDRINUSE
+        except UnicodeError:
+            fail(f"--host {host!r} is no name of a host")
     return False
 
 

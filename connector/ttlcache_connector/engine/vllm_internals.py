@@ -158,9 +158,7 @@ BlockHashes = tuple[tuple[Any, ...], int | None]
 
 
 def hashes_of(pool: BlockPool, block: KVCacheBlock) -> BlockHashes:
-    """Under which hashes a block can be found; none for one that cannot."""
-    if block.block_hash is None or block.is_null:
-        return (), None
+    """Under which hashes a cached block can be found."""
     others = pool.cached_block_hashes_by_block.get(block.block_id, ())
     return (block.block_hash, *others), block.block_hash_num_tokens
 

@@ -190,6 +190,8 @@ class Front:
         key = self._family.key(route, _tenant(scope))
         if key is None:
             return None
+        if body is None and route.program is not None:
+            key = route.program  # what it is cannot be told the replica in the body
         self._set_key(scope, key)
         # The replica takes the key for the program's id where the hints do not name
         # one, or it never sees it.

@@ -15,7 +15,9 @@ def front(
         str, typer.Option(help="The router (or one vLLM), e.g. http://router:30000.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on.", min=0, max=65535)
+    ] = 8080,
     ranks: Annotated[
         int,
         typer.Option(
@@ -42,6 +44,7 @@ def front(
         import uvicorn
 
         from ttlcache_connector.front.app import Front
+        from ttlcache_connector.front.connections import Connection
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
     try:
@@ -55,7 +58,9 @@ def front(
         app,
         host=host,
         port=port,
-        limit_concurrency=limit_concurrency,
+        http=Connection,
+        ws="none",
+        limit_concurrency=limit_concurrency + 1,  # the one that asks is among them
         timeout_keep_alive=keep_alive_s,
         access_log=False,
         log_level="warning",

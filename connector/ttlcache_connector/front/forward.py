@@ -130,7 +130,7 @@ class Upstream:
         below = path.startswith(b"/") and not path.startswith(b"//")
         if not below or (base and path == told.raw_path):
             return value
-        return path + (b"#" + told.fragment.encode() if told.fragment else b"")
+        return path + b"".join(value.partition(b"#")[1:])
 
     def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
         # Not the client's own builder: it adds headers, such as encodings that this
@@ -204,6 +204,7 @@ def base_url(value: str) -> httpx.URL:
         (not url.host or "%" in url.host, "it names no host"),
         (url.port is not None and not 0 < url.port < 2**16, "no such port"),
         (bool(url.query or url.fragment), "it has a query"),
+        (bool(url.userinfo), "it has a password: clients' own keys go to the upstream"),
         (url.path.endswith("/v1"), "clients' paths begin with /v1, it must not end so"),
     ):
         if wrong:

@@ -147,7 +147,9 @@ def _by_content(asked: Body, prompts: PromptMemory) -> Route:
 def named(body: bytes, program: str, told: Mapping[str, Any]) -> bytes:
     """The body with the program's id, and what else is `told`, among its hints."""
     asked = parse(body)
-    params = asked.kv_transfer_params if asked is not None else None
+    if asked is None:
+        return body  # no JSON object, or none in UTF-8
+    params = asked.kv_transfer_params
     if not isinstance(params, Mapping | None):
         return body  # the replica answers 400
     params = dict(params or {})

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ttlcache.programs.client_values import (
+    MAX_NESTED_SIZE,
     MAX_SECONDS,
     UnfitValueError,
     client_number,
@@ -29,10 +30,11 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
 MAX_OPENING = 16
 #: Longer JSON text inside a member is not read.
 MAX_TEXT_CHARS = 16 * 1024
+#: A longer member is not read: written with `\\uXXXX` alone, all that may go on has as
+#: many bytes.
+MAX_MEMBER_BYTES = 6 * MAX_NESTED_SIZE
 #: Actions, and directives, of which the rest is not read.
 MAX_DIRECTIVES = 128
-#: Anthropic's default for a marker without a ttl.
-_DEFAULT_CACHE_TTL = "5m"
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 #: Blanks are counted: a long run must not be looked at from each of its blanks.
 _CACHE_CONTROL_FIELD = re.compile(
@@ -60,6 +62,8 @@ class Body(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    unread: tuple[str, ...] = ()
+    """Members that are longer than `MAX_MEMBER_BYTES`."""
 
 
 class _Role(msgspec.Struct):
@@ -67,8 +71,17 @@ class _Role(msgspec.Struct):
 
 
 _RAW = frozenset({"system", "instructions", "messages", "input", "prompt"})
-_SCALARS = tuple(name for name in Body.__struct_fields__ if name not in _RAW)
-_BODY = msgspec.json.Decoder(Body)
+_SCALARS = tuple(
+    name for name in Body.__struct_fields__ if name not in {*_RAW, "unread"}
+)
+#: The members as bytes: to build objects of many megabytes takes seconds.
+_BODY = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_Members",
+        [(name, msgspec.Raw, msgspec.Raw(b"")) for name in (*_SCALARS, *_RAW)],
+    )
+)
+_VALUE = msgspec.json.Decoder()
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ROLE = msgspec.json.Decoder(_Role)
 #: A body without any of these bytes has nothing for us and is not parsed.
@@ -87,7 +100,15 @@ def tells_something(body: bytes) -> bool:
 def parse(body: bytes) -> Body | None:
     """The fields that we look at, None where the body is no JSON object."""
     try:
-        return _BODY.decode(body)
+        found = msgspec.structs.asdict(_BODY.decode(body))
+        told = {name: bytes(found.pop(name)) for name in _SCALARS}
+        unread = tuple(n for n, raw in told.items() if len(raw) > MAX_MEMBER_BYTES)
+        read = {
+            name: _VALUE.decode(raw)
+            for name, raw in told.items()
+            if raw and name not in unread
+        }
+        return Body(**read, **found, unread=unread)
     except UNREADABLE:
         pass
     # vLLM's parser takes more: NaN, lone surrogates, a byte order mark.
@@ -161,13 +182,17 @@ def requested_ttl(raw: bytes, body: Body, dropped: list[str]) -> str | float | N
 
 
 def _cache_controls(raw: bytes) -> Iterator[tuple[float, str | float]]:
-    """Seconds, and as written: Anthropic's markers, wherever they stand."""
+    """Seconds, and as written: Anthropic's markers, wherever they stand.
+
+    Clients mark every prompt without a ttl, for caches that are used no other way:
+    that is no wish, and turns have the TTL that is worth it.
+    """
     for match in _CACHE_CONTROL.finditer(raw):
         try:
             marker = msgspec.json.decode(match[1])
-            ttl = marker.get("ttl") or _DEFAULT_CACHE_TTL
+            ttl = marker["ttl"]
             seconds = client_seconds(ttl)
-        except (*UNREADABLE, UnfitValueError):
+        except (*UNREADABLE, KeyError, UnfitValueError):
             continue
         if marker.get("type") == "ephemeral":
             yield seconds, ttl

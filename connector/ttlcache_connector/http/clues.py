@@ -169,6 +169,9 @@ def _replaced(body: Body, dropped: list[str]) -> dict[str, Any]:
         if reasons:
             replaced["kv_transfer_params"] = kept
             dropped += reasons
+    if "kv_transfer_params" in body.unread:
+        replaced["kv_transfer_params"] = {}
+    dropped += ["nested_too_large"] * len(body.unread)
     if isinstance(xargs, dict):
         # vLLM itself refuses what is nested in them.
         kept = {k: v for k, v in xargs.items() if is_encodable(k) and not _is_odd(v)}

@@ -70,15 +70,18 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
         return 404, {"error": f"no such path: {path}"}
     if scope["method"] != "POST":
         return 405, {"error": "POST it"}
-    program_id = label(unquote(match[1]))
+    # The server has undone the path's escapes; an id that it told may have some.
+    program_id = label(match[1])
     if program_id is None:
         raise _BadRequestError("the program id is empty")
     fields = await _fields(receive, match[2])
     order = {"do": match[2], "program_id": program_id, **fields}
     # A hint in a body is kept as it is, a header's or a URL's id as `label` has it.
-    others = [text for text in (match[1], unquote(match[1])) if text != program_id]
+    once_more = unquote(match[1])
+    spellings = dict.fromkeys((match[1], label(once_more), once_more))
+    others = [text for text in spellings if text not in (None, program_id)]
     if others:
-        order["as_sent"] = list(dict.fromkeys(others))
+        order["as_sent"] = others
     answers = await vllm_internals.ask_engines(state.engine_client, order)
     known = [a for a in answers if a.get("known")]
     if not known:

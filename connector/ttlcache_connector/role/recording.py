@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def check(config: TTLCacheConfig) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _no_record_path(config, error) from None
     if not is_writable:
         raise _no_record_path(config, "not writable")
@@ -56,9 +57,9 @@ def open_telemetry(
         **about,
     }
     try:
-        recorder = Recorder(
-            Path(config.record_path), header, run=f"{int(date_s)}-{os.getpid()}"
-        )
+        # Engines in containers may share the folder, and have the same number.
+        run = f"{int(date_s)}-{os.getpid()}{secrets.token_hex(2)}"
+        recorder = Recorder(Path(config.record_path), header, run=run)
     except OSError as error:
         raise _no_record_path(config, error) from None
     return Telemetry(metrics, recorder)

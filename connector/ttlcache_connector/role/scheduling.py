@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.upkeep import Upkeep
 
 
-#: Seconds for which a count of the blocks that only pins hold is good.
-COUNTED_EVERY_S = 0.5
-
-
 class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
@@ -33,7 +29,6 @@ class SchedulingCallbacks:
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self.faults = parts.faults
-        self._counted_share, self._counted_s = 0.0, -math.inf
 
     # --- order -----------------------------------------------------------
 
@@ -61,11 +56,7 @@ class SchedulingCallbacks:
         """See `TTLConnector.max_wait_s`."""
         controller = self._controller
         # Where tenants share, or clients say who goes first, a flood must not.
-        may_learn = (
-            controller.tier.reload_source is not None
-            and self._engine.by_program
-            and controller.retention.num_tenants() <= 1
-        )
+        may_learn = self._engine.by_program and controller.retention.num_tenants() <= 1
         return controller.queue.wait_bound.seconds(may_learn=may_learn)
 
     @guarded()
@@ -78,16 +69,11 @@ class SchedulingCallbacks:
     @guarded(fallback=0.0)
     def retained_share(self) -> float:
         """See `TTLConnector.retained_share`."""
-        now_s = self._parts.clock.now_s()
-        busy = any(self._engine.queue_counts()) or self._parts.prefills.is_loading()
-        if self._holder.wanted_blocks:  # a request waits, and pins do not give way
-            self._counted_share, self._counted_s = 0.0, now_s
-        # O(blocks): not at each step, but when the engine comes to rest.
-        elif not busy or now_s - self._counted_s >= COUNTED_EVERY_S:
-            pool, refs = self._holder.pool, self._holder.references()
-            alone = sum(pool.blocks[i].ref_cnt == n for i, n in refs.items())
-            self._counted_share, self._counted_s = alone / usable_blocks(pool), now_s
-        return self._counted_share
+        holder, pool = self._holder, self._holder.pool
+        if holder.wanted_blocks:  # a request waits, and pins do not give way
+            return 0.0
+        retained = holder.plain_free_blocks() - pool.get_num_free_blocks()
+        return retained / usable_blocks(pool)
 
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:

@@ -75,15 +75,8 @@ class EngineStatus:
 
     def log_foreign_start(self) -> None:
         """The same, once, under a scheduler class that is not ours."""
-        if self._started:
-            return
-        name = self._scheduler_config.get_scheduler_cls().__name__
-        self.log_start(name)
-        log.warning(
-            "ttlcache: scheduler class %s is not ours: turns are pinned and "
-            "pins give way under pressure; the order of programs is its own",
-            name,
-        )
+        if not self._started:
+            self.log_start(self._scheduler_config.get_scheduler_cls().__name__)
 
     @guarded(fallback={})
     def control(self, order: dict[str, Any]) -> dict[str, Any]:

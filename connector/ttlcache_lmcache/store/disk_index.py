@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +18,7 @@ from ttlcache_lmcache.store.index import Entry
 from ttlcache_lmcache.store.object_file import CorruptRecordError
 
 _LOCK_NAME = ".ttlcache.lock"
+_OUR_FILE = re.compile(r"[0-9a-f]{40}\.kv(?:\.\d+\.writing)?")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 #: Told the fault's name, what was wrong, and with which file.
@@ -60,6 +61,16 @@ def _is_ours(path: Path) -> bool:
     return path.name == _LOCK_NAME or bool(re.fullmatch("[0-9a-f]{2}", path.name))
 
 
+def _our_files(folder: Path) -> Iterator[Path]:
+    """By their names. Links are not ours, nor is what they lead to."""
+    for part in folder.iterdir():
+        if _is_ours(part) and part.is_dir() and not part.is_symlink():
+            _close_to_others(part, object_file.FOLDER_MODE)
+            for path in part.iterdir():
+                if _OUR_FILE.fullmatch(path.name) and not path.is_symlink():
+                    yield path
+
+
 def _close_to_others(path: Path, mode: int) -> None:
     """What an earlier version, or whoever made the folder, left open."""
     if path.stat().st_mode & _OTHERS:
@@ -74,15 +85,11 @@ def scan(folder: Path, now_s: float, on_fault: OnFault) -> list[Entry]:
     """
     found: list[Entry] = []
     wall_now_s = wall_s()
-    for path in folder.glob("??"):
-        _close_to_others(path, object_file.FOLDER_MODE)
-    for path in folder.glob("??/*"):
-        if path.suffix == object_file.TEMPORARY:
-            path.unlink(missing_ok=True)
-            continue
-        if path.suffix != object_file.SUFFIX:
-            continue  # not ours
+    for path in _our_files(folder):
         try:
+            if path.suffix == object_file.TEMPORARY:
+                path.unlink()
+                continue
             header = object_file.read_header(path)
             if object_file.path_of(folder, header.key) != path:
                 raise CorruptRecordError("name")

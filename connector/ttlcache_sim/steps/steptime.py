@@ -71,11 +71,9 @@ class StepTime(ABC):
         """Of turns alone on the engine, about: new prompt tokens, output tokens."""
         return prompt * self.token_s + output * self.of_sums(0, 0, 0)
 
-    def prefill_s(
-        self, tokens: int, chunk_tokens: int, cached_tokens: int = 0
-    ) -> float:
+    def prefill_s(self, tokens: int, chunk_tokens: int) -> float:
         """A prompt alone on the engine, in chunks."""
-        seconds, done = 0.0, cached_tokens
+        seconds, done = 0.0, 0
         while done < tokens:
             new = min(chunk_tokens, tokens - done)
             done += new

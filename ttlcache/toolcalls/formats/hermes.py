@@ -12,7 +12,7 @@ from ttlcache.types import GapKey
 _TAG = re.compile(r"<\|?(?:tool_calls?|TOOLCALL)\|?>\s{0,16}")
 _GLM_NAME = re.compile(r"([\w.-]{1,128})\s{0,16}(?=<arg_key>|</tool_call>)")
 _GLM_ARGUMENT = re.compile(
-    r"<arg_key>([\w.-]{1,128})</arg_key>\s{0,16}<arg_value>|</arg_value>|</tool_call>"
+    r"<arg_key>([\w.-]{1,128})</arg_key>\s{0,16}<arg_value>|</arg_value>|</?tool_call>"
 )
 
 
@@ -37,7 +37,7 @@ def _glm_arguments(text: str, pos: int) -> dict[str, object]:
     for tag in _GLM_ARGUMENT.finditer(text, pos):
         if tag[1]:
             key, start = tag[1], tag.end()
-        elif tag[0] == "</tool_call>" or key is None:
+        elif tag[0] != "</arg_value>" or key is None:
             break
         else:
             arguments[key] = text[start : tag.start()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ttlcache.clock import default_clock
 from ttlcache_connector.engine import vllm_internals
@@ -76,10 +76,10 @@ class Copies(dict[K, C]):
 class _Turn:
     """A finished request that may be demoted.
 
-    sources: block and content; one that others have overwritten has another content.
+    sources: block and its hash; one that others have overwritten has another by now.
     """
 
-    sources: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]]
+    sources: list[tuple[KVCacheBlock, Any]]
     deadline_s: float
     program: str | None = None
 
@@ -136,11 +136,10 @@ class CPUDemotions(TierDemotions):
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         table = self._pool.blocks
         sources = [
-            (block, hashes)
+            (block, block.block_hash)
             for ids in block_ids
             for block in (table[i] for i in ids)
-            for hashes in [vllm_internals.hashes_of(self._pool, block)]
-            if hashes[0]
+            if block.block_hash is not None and not block.is_null
         ]
         if sources:
             self._turns[request.request_id] = _Turn(sources, self._now_s())
@@ -236,11 +235,12 @@ class CPUDemotions(TierDemotions):
         """Copy what is not there yet and still in GPU memory."""
         kept: list[KVCacheBlock] = []
         missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]] = []
-        for source, hashes in turn.sources:
-            there = self._index.block_of(hashes)
+        for source, block_hash in turn.sources:
+            there = self._index.block_of(block_hash)
             if there is not None:
                 kept.append(there)
-            elif source.block_hash == hashes[0][0] and source.block_id not in unwritten:
+            elif source.block_hash == block_hash and source.block_id not in unwritten:
+                hashes = vllm_internals.hashes_of(self._pool, source)
                 missing.append((source, hashes))
             elif not self._has_groups:
                 break  # a hit ends here

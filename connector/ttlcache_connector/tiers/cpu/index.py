@@ -100,10 +100,9 @@ class HostIndex:
         # Of a program: its turns by their last block.
         self._of_program: dict[str, dict[int, str]] = {}
 
-    def block_of(self, hashes: vllm_internals.BlockHashes) -> KVCacheBlock | None:
+    def block_of(self, block_hash: Any) -> KVCacheBlock | None:
         """The block that holds the same as one of GPU memory."""
-        (name, *_), _ = hashes
-        return vllm_internals.cached_block(self._pool, name)
+        return vllm_internals.cached_block(self._pool, block_hash)
 
     @property
     def used_blocks(self) -> int:
@@ -165,7 +164,8 @@ class HostIndex:
         Returns:
             The block, or one that holds the same already, and has its reference.
         """
-        there = self.block_of(hashes)
+        (block_hash, *_), _ = hashes
+        there = self.block_of(block_hash)
         if there is None:
             vllm_internals.set_hashes(self._pool, block, hashes)
             self.version += 1

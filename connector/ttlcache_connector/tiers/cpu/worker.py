@@ -27,10 +27,6 @@ from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyRep
 
 log = logger(__name__)
 
-#: Waited for loads at the end of the step in which they began: one that ends right
-#: after it costs its request another.
-MAX_WAIT_S = 0.002
-
 
 class CopyQueue:
     """Copies of one direction."""
@@ -42,8 +38,6 @@ class CopyQueue:
         self._under_way: dict[Ticket, Any] = {}
         self._refused: list[Any] = []
         self._has_raised = False
-        #: A copy began since `poll`.
-        self.has_new = False
         #: No copy will succeed any more.
         self.is_broken = False
 
@@ -68,7 +62,6 @@ class CopyQueue:
             )
             after = 0 if event is None else event.cuda_event
             self._under_way[self.engine.submit(plan, after)] = key
-            self.has_new = True
         except Exception:
             log.warning("ttlcache: a copy could not begin", exc_info=True)
             self.refuse([key])
@@ -77,15 +70,12 @@ class CopyQueue:
         """`poll` reports them as failed."""
         self._refused.extend(keys)
 
-    def poll(self, wait_s: float = 0.0) -> list[tuple[Any, float | None]]:
-        """Keys of copies that ended, with their seconds; None for one that failed.
-
-        wait_s: at most, for copies that began since the last call.
-        """
+    def poll(self) -> list[tuple[Any, float | None]]:
+        """Keys of copies that ended, with their seconds; None for one that failed."""
         ended: list[tuple[Any, float | None]]
         ended = [(key, None) for key in self._refused]
-        self._refused, has_new, self.has_new = [], self.has_new, False
-        for outcome in self._outcomes(wait_s if has_new else 0.0):
+        self._refused = []
+        for outcome in self._outcomes():
             key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
                 why = f"{outcome.failure.value} {outcome.detail}"
@@ -101,11 +91,9 @@ class CopyQueue:
             ended.append((key, outcome.seconds if outcome.ok else None))
         return ended
 
-    def _outcomes(self, wait_s: float) -> list[Outcome]:
+    def _outcomes(self) -> list[Outcome]:
         """Empty where it raises: its copies may go on, as those of one that hangs."""
         try:
-            if wait_s:
-                self.engine.flush(wait_s)
             return self.engine.poll()
         except Exception:
             self._metrics.count("hook_errors", "worker__poll")
@@ -190,7 +178,7 @@ class CPUWorkerTier(WorkerTier):
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         transfers, report = Transfers(), self._report
-        for key, seconds in [*self._loads.poll(MAX_WAIT_S), *self._stores.poll()]:
+        for key, seconds in [*self._loads.poll(), *self._stores.poll()]:
             report.ended[key] = 1
             if seconds is None:
                 report.failed.add(key)

@@ -7,7 +7,6 @@ modules, and the parameters that clients send to it.
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,7 +21,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 from pydantic import ValidationError
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, nearest
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TurnEnd
 from ttlcache_lmcache import internals
@@ -71,8 +70,8 @@ def _name_unread(keys: Iterable[str]) -> None:
     for key in keys:
         name = key.removeprefix(PREFIX)
         if key.startswith("lmcache.") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean {PREFIX + near[0]!r}?" if near else ""
+            near = nearest(name, sorted(known))
+            hint = f"; did you mean {PREFIX + near!r}?" if near else ""
             log.warning("ttlcache: LMCache does not read %r%s", key, hint)
 
 

@@ -57,7 +57,7 @@ class LMCache(LowerTier):
             return WorkerTier()
         from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
 
-        return LMCacheWorkerTier(config, vllm_config, kv_cache_config)
+        return LMCacheWorkerTier(vllm_config, kv_cache_config)
 
 
 def _unstorable_kind(kv_cache_config: Any) -> str:

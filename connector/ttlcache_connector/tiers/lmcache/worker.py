@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
@@ -29,16 +28,11 @@ log = logger(__name__)
 #: A load that took longer is given up, and its tokens are prefilled.
 LOAD_TIMEOUT_S = 4.0
 
-#: Waited for the loads that began in a step, together.
-MAX_WAIT_S = 0.002
-
 
 class LMCacheWorkerTier(WorkerTier):
     """Drives LMCache's worker side; an exception is a miss."""
 
-    def __init__(
-        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
-    ) -> None:
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__()
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
@@ -48,7 +42,6 @@ class LMCacheWorkerTier(WorkerTier):
             self._adapter, self._threads, self.metrics, vllm_config, kv_cache_config
         )
         self._since_s: dict[str, float] = {}
-        self._new: list[str] = []  # loads that began in this step
         self._load_s: dict[str, float] = {}  # of loads that are not reported yet
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -78,11 +71,10 @@ class LMCacheWorkerTier(WorkerTier):
 
     def load(self, metadata: TierMetadata) -> None:
         loads = _of(metadata, "RETRIEVE")
-        now_s = self._now_s()
-        self._new = [m.request_id for m in loads]
-        self._since_s.update(dict.fromkeys(self._new, now_s))
         if not loads:
             return
+        now_s = self._now_s()
+        self._since_s.update((meta.request_id, now_s) for meta in loads)
         try:
             self._inner.bind_connector_metadata(metadata.inner)
             self._inner.start_load_kv(None)  # it does not look at it
@@ -110,7 +102,6 @@ class LMCacheWorkerTier(WorkerTier):
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         self._give_up_late_loads()
-        self._wait_for_loads()
         results = self._inner.get_transfer_results(set(finished_ids))
         transfers = Transfers(
             received=set(results.finished_recving),
@@ -141,19 +132,6 @@ class LMCacheWorkerTier(WorkerTier):
         self._threads.close()
         self._inner.shutdown()
         self._registration.close()
-
-    def _wait_for_loads(self) -> None:
-        """A load that ends right after it was asked for costs its request a step.
-
-        Beside the Python code of a forward pass its thread hardly gets on: it does
-        while this one waits.
-        """
-        until_s, futures = self._now_s() + MAX_WAIT_S, self._adapter.retrieve_futures
-        for request_id in self._new:
-            if request_id in futures:
-                future, _ = futures[request_id]
-                future.wait(max(0.0, until_s - self._now_s()))
-        self._new = []
 
     def _give_up_late_loads(self) -> None:
         now_s = self._now_s()
