@@ -47,8 +47,8 @@ class TTLCacheConfig(BaseModel):
         default="auto",
         description="Order of the waiting queue: expected-finish, ttl-aware (the "
         "paper's, §4.3), program-fcfs, request-fcfs, or a class of your own as "
-        "package.module:Class. auto: expected-finish with policy adaptive, request-fcfs "
-        "with observe, else ttl-aware.",
+        "package.module:Class. auto: expected-finish with policy adaptive, "
+        "request-fcfs with observe, else ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",
@@ -73,8 +73,8 @@ class TTLCacheConfig(BaseModel):
     quantum_turns: int | None = Field(
         default=None,
         ge=1,
-        description="After so many turns, or the time that so many average turns take, a "
-        "context queues as new. Default: four average programs, at least 20 turns.",
+        description="After so many turns, or the time that so many average turns take, "
+        "a context queues as new. Default: four average programs, at least 20 turns.",
     )
     max_queue_wait_s: float | None = Field(
         default=None,

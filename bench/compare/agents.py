@@ -56,7 +56,7 @@ class AgentOptions(Folders):
     cpu_gb: float = 1.5
     """CPU memory of each arm that has a lower tier; GiB for LMCache, GB for ours."""
     chunk_tokens: int = 32
-    """Of LMCache, whose default is 256: as small as the agents' contexts are."""
+    """Of LMCache, whose default is 256: these contexts are short."""
 
     @property
     def tiers(self) -> TierOptions:

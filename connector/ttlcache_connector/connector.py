@@ -274,9 +274,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler(plain=0.0)
     def retained_share(self) -> float:
-        """Share of the KV blocks that are held for turns to come, 0 while a request
-        waits for memory: plain vLLM has them free, but for those that requests share.
-        """
+        """Share of the KV blocks that are held for turns to come alone, 0 while a
+        request waits for memory: plain vLLM has them free."""
         return self._bound.scheduling.retained_share()
 
     # --- scheduler role: clients of the API server ----------------------------

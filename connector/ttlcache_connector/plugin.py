@@ -7,6 +7,7 @@ which goes on as before for servers that do not name our connector.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,6 @@ def register() -> None:
 
 def _wrap_engine_config(engine_args: Any) -> None:
     original = engine_args.create_engine_config
-    if getattr(original, _MARK, False):
-        return
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +48,6 @@ def _wrap_engine_config(engine_args: Any) -> None:
             raise
         return vllm_config
 
-    setattr(create_engine_config, _MARK, True)
     engine_args.create_engine_config = create_engine_config
 
 
@@ -142,16 +140,8 @@ def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
 
     It is an option of the frontend, which the engine's configuration lacks.
     """
-    argv, found = _with_config_file(argv), ""
-    for index, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name not in ("--tool-call-parser", "--tool_call_parser"):
-            continue
-        if not equals and index + 1 < len(argv):
-            value = argv[index + 1]
-        if value:
-            found = value
-    if found:
+    names = "--tool-call-parser", "--tool_call_parser"
+    if found := _value_of(_with_config_file(argv), *names):
         extra.setdefault("tool_call_parser", found)
 
 
@@ -159,16 +149,22 @@ def _with_config_file(argv: Sequence[str]) -> Sequence[str]:
     """The arguments, behind those of the YAML file that `--config` names."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    for index, argument in enumerate(argv):
-        name, equals, path = argument.partition("=")
-        if name == "--config":
-            path = path if equals else "".join(argv[index + 1 : index + 2])
-            try:
-                parser: Any = cast(Any, FlexibleArgumentParser)()
-                return [*parser.load_config_file(path), *argv]
-            except Exception:  # noqa: BLE001 - the option of a script, not of vLLM
-                return argv
-    return argv
+    path = _value_of(argv, "--config")
+    if path is None:
+        return argv
+    try:
+        parser: Any = cast(Any, FlexibleArgumentParser)()
+        return [*parser.load_config_file(path), *argv]
+    except Exception:  # noqa: BLE001 - the option of a script, not of vLLM
+        return argv
+
+
+def _value_of(argv: Sequence[str], *names: str) -> str | None:
+    """What the last of these options says, among all kinds of others."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument(*names, dest="value", nargs="?")
+    value: str | None = parser.parse_known_args(argv)[0].value
+    return value
 
 
 def _our_extra_configs(transfer_config: Any) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import inspect
 import logging
@@ -41,14 +42,6 @@ def ttlcache_version() -> str:
         return "unknown"
 
 
-def is_in(version: str, tested: str) -> bool:
-    try:
-        # A pre-release counts as its release: ours are tested from the first one on.
-        return SpecifierSet(tested).contains(Version(version).base_version)
-    except InvalidVersion:
-        return False
-
-
 def check_tested(
     name: str,
     version: str,
@@ -66,8 +59,10 @@ def check_tested(
     Raises:
         UnsupportedEngineError: they have not, and it is not.
     """
-    if is_in(version, tested):
-        return version
+    with contextlib.suppress(InvalidVersion):
+        # A pre-release counts as its release: ours are tested from the first one on.
+        if SpecifierSet(tested).contains(Version(version).base_version):
+            return version
     if not allow:
         raise UnsupportedEngineError(
             f"{name} {version} is outside the range that ttlcache {ttlcache_version()} "

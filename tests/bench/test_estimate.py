@@ -109,7 +109,7 @@ def test_the_pool_is_filled_or_nothing_is_estimated(tmp_path: Path) -> None:
     options, long = replace(options, blocks=40_000), sessions(tmp_path, *[{}] * 200)
     none = plan_of(options, long, save_trace(long.programs, tmp_path))
     told = none.why_no_estimate(long)
-    assert told.startswith("No estimate: 36 programs do not fill the pool. --programs ")
+    assert told.startswith("no estimate: 36 programs do not fill the pool; try ")
 
 
 def test_loads_are_shares_of_the_capacity_or_of_the_rate() -> None:

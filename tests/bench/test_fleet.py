@@ -14,7 +14,7 @@ from tests.bench.samples import served
 from ttlcache_sim.metrics import TurnRecord, compare_outputs, summarize
 
 ENGINE = EngineCounters(
-    1000, 400, 2.0, 4, 0, {}, 0, 0, 0.0, 0, {}, {"cpu": 96}, lower_tier_hits=100
+    1000, 400, 0, {}, 0, 0, 0.0, 0, {}, {"cpu": 96}, lower_tier_hits=100
 )
 
 

@@ -128,7 +128,7 @@ AT_WILL = {
     "stored_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "lower", "call"),
     "on_paused": ("steps", "controller", "on_paused"),
-    "retained_share": ("scheduling", "holder", "plain_free_blocks"),
+    "retained_share": ("scheduling", "engine", "queue_counts"),
 }
 
 

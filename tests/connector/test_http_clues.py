@@ -235,12 +235,17 @@ def test_nothing_raises_on_what_a_client_sends(sent):
 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", "metadata"])
-def test_a_member_of_megabytes_is_not_read(name):
-    sent = body(session_id="s", **{name: {"a": [[]] * MAX_MEMBER_BYTES}})
-    clues = from_body(sent)
+def test_what_has_megabytes_is_not_read(name):
+    value = {"do_remote_prefill": True, "a": [[]] * MAX_MEMBER_BYTES}
+    clues = from_body(body(session_id="s", **{name: value}))
     assert (clues.session, clues.dropped) == ("s", ("nested_too_large",))
-    kept = {"kv_transfer_params": {}} if name == "kv_transfer_params" else {}
-    assert clues.replaced == kept
+    kept = {"do_remote_prefill": True}
+    assert clues.replaced == ({name: kept} if name == "kv_transfer_params" else {})
+
+
+def test_vllm_refuses_what_is_no_object_however_long():
+    clues = from_body(body(session_id="s", kv_transfer_params="x" * MAX_MEMBER_BYTES))
+    assert (clues.replaced, clues.hints) == ({}, {})
 
 
 def test_a_job_id_of_blanks_is_a_hint_and_no_session():

@@ -91,7 +91,7 @@ def test_balancers_are_told_what_requests_use(make_engine):
     engine.step()
     assert (pinned(engine), free(engine)) == (10, 39 - 12)
     usage = engine.scheduler.get_kv_cache_usage
-    assert usage() == pytest.approx(2 / 39)  # four more are shared with the pin
+    assert usage() == pytest.approx(6 / 39)
     engine.add("C-1", range(9000, 9600), hints={"program_id": "C"})
     engine.step()  # it waits for memory
     assert usage() == pytest.approx(12 / 39)

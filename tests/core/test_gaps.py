@@ -107,20 +107,6 @@ def test_too_many_open_gaps_censor_the_oldest():
     assert history.finish(2, 9.0) == 7.0
 
 
-def test_the_horizon_censors_open_and_late_gaps():
-    history = GapHistory(horizon_s=60.0)
-    history.start("gone", BASH, 0.0)
-    history.start("late", BASH, 5.0)
-    history.start("next", BASH, 64.0)  # 64 s: "gone" is over, "late" is not
-    assert len(history._open) == 2
-    assert history.finish("late", 70.0) == 65.0
-    assert history.count() == 0
-    assert history.survival(BASH).times.tolist() == []
-    assert num_censored(history, BASH) == 2
-    history.observe(BASH, 59.0)
-    assert history.survival(BASH).at(59.0) == pytest.approx(2 / 3)
-
-
 def test_nonsense_is_not_recorded(history):
     for gap_s in (math.nan, math.inf):
         history.observe(BASH, gap_s)

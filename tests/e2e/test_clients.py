@@ -169,7 +169,8 @@ def test_openai_streamed_chat_arrives_in_pieces(agent):
 
 def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
     chat = [{"role": "user", "content": "hello"}]
-    system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+    marker = {"type": "ephemeral", "ttl": "5m"}
+    system = [{"type": "text", "text": SYSTEM, "cache_control": marker}]
     identity = {"device_id": "d", "account_uuid": "", "session_id": "cc-1"}
     calls = (
         {"extra_headers": {"X-Claude-Code-Session-Id": "cc-1"}},
@@ -186,7 +187,6 @@ def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
     ]
     found = recorded(agent, ids)
     assert [found[name][0].program for name in ids] == ["cc-1", "cc-1", "cc-1-legacy"]
-    # `cache_control` without a ttl asks for five minutes.
     assert [found[name][1].decided.ttl_s for name in ids] == [300.0] * 3
     for program in ("cc-1", "cc-1-legacy"):
         assert agent.post(f"/ttlcache/programs/{program}/end")["known"] is True

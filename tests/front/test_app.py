@@ -12,9 +12,11 @@ import pytest
 from tests.front.conftest import CHAT, front_before
 from ttlcache_connector.front import app as app_module
 from ttlcache_connector.front.app import Front
+from ttlcache_connector.front.keys import rank_of
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
+PARENT = {"X-Parent-Session-ID": "parent"}
 
 
 class Asked:
@@ -140,23 +142,27 @@ async def test_a_child_keeps_its_own_name_when_it_follows(body, headers):
     assert hints_of(request) == {"program_id": "child", **own}
 
 
-async def test_a_child_whose_body_is_not_read_is_not_taken_for_its_parent():
-    """`X-Session-Final` would end that."""
-    headers = {"X-Session-ID": "child", "X-Parent-Session-ID": "parent"}
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x" * (MAX_BODY_BYTES + 1),
+        # vLLM reads UTF-16, which ends in the byte of a bracket, too.
+        json.dumps({"messages": []}).encode("utf-16-be"),
+        b'{"kv_transfer_params": {"ttlcache": 1}}',
+    ],
+    ids=["long", "UTF-16", "hints that are none"],
+)
+async def test_a_child_whose_body_cannot_tell_its_name_tells_it_in_the_header(body):
+    """Its parent would be told what is meant for it."""
     asked = answers()
-    long = b"x" * (MAX_BODY_BYTES + 1)
-    assert (await asked.ask(content=long, headers=headers)).status_code == 200
-    (request,) = asked.requests
-    assert request.headers["x-session-id"] == "child"
-
-
-async def test_a_body_in_another_encoding_stays_as_it_is():
-    """vLLM reads UTF-16, which ends in the byte of a bracket, too."""
-    asked = answers()
-    body = json.dumps({"messages": []}).encode("utf-16-be")
-    await asked.ask("/v1/messages", content=body, headers={"X-Session-ID": "s"})
-    (request,) = asked.requests
-    assert request.content == body
+    asked.front._ranks = 8
+    for headers in ({"X-Session-ID": "parent"}, {"X-Session-ID": "child", **PARENT}):
+        await asked.ask(content=body, headers=headers)
+    parent, child = asked.requests
+    assert child.headers["x-session-id"] == "child"
+    assert child.content == body
+    rank = "x-data-parallel-rank"
+    assert child.headers[rank] == parent.headers[rank] == str(rank_of("parent", 8))
 
 
 async def test_a_child_without_an_id_gets_one_that_stays():

@@ -192,23 +192,6 @@ def test_an_answer_that_breaks_off_does_not_look_whole(http):
         answer.read()
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /v1/models HTTP/1.1\r\nHo"])
-def test_a_connection_without_a_whole_request_is_closed(upstreams, folder, sent):
-    """Also behind an earlier one. It counts as long, and others get 503."""
-    url, log = upstreams["left"].base_url, folder / "idle.log"
-    options = ("--keep-alive-s", "1", "--limit-concurrency", "1")
-    whole = b"GET /front/health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with Front(url, log, options) as front:
-        for before in (b"", whole):
-            with connect(front) as connection:
-                if before:
-                    connection.sendall(before)
-                    assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-                if sent:
-                    connection.sendall(sent)
-                assert connection.recv(1) == b""  # not a timeout
-
-
 def test_a_program_keeps_to_its_data_parallel_rank(http):
     def rank(name: str, **headers: str) -> str:
         answer = http.post(CHAT, json={}, headers={"X-Session-ID": name, **headers})

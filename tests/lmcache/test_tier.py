@@ -210,6 +210,8 @@ def test_the_silent_are_forgotten():
     world.begin("dies", "zz")
     world.clock.advance(61.0)
     assert world.programs() == 0
+    assert not world.tier._returns._gaps._open
+    assert world.tier._returns._gaps.count(with_censored=True) == 5
     assert world.order()  # nobody's now, but still to be evicted
 
 

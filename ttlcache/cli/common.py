@@ -47,7 +47,7 @@ def fail(text: object) -> NoReturn:
 
 
 def key_headers(api_key: str | None) -> dict[bytes, bytes]:
-    """The header that carries a server's key, as vLLM decodes it; or the end."""
+    """Latin-1, as vLLM reads it. Ends the command where no header can carry the key."""
     try:
         key = (api_key or "").encode("latin-1")
     except UnicodeEncodeError:

@@ -52,8 +52,6 @@ class GapHistory:
         window: records kept per key.
         global_window: records kept over all keys.
         max_keys: keys with a window of their own.
-        horizon_s: longest gap worth following. Gaps that reach it are recorded as
-            censored there, returned or not; None: no limit.
         max_open: gaps that may be open at once.
     """
 
@@ -62,12 +60,10 @@ class GapHistory:
         window: int = 1000,
         global_window: int = 10_000,
         max_keys: int = 4096,
-        horizon_s: float | None = None,
         max_open: int = 65_536,
     ) -> None:
         self._window = window
         self._max_keys = max_keys
-        self._horizon_s = math.inf if horizon_s is None else horizon_s
         self._max_open = max_open
         self._global = GapWindow(global_window)
         self._windows: OrderedDict[GapKey, GapWindow] = OrderedDict()
@@ -78,28 +74,11 @@ class GapHistory:
         """A turn finished: the gap called `gap_id` opens. Reopening replaces it."""
         if gap_id in self._open:
             self.drop(gap_id)
-        if self._horizon_s < math.inf:
-            self._censor_overdue(now_s)
         if len(self._open) >= self._max_open:
             self.abandon(next(iter(self._open)), now_s)
         self._open[gap_id] = interned(key)  # one tuple for all gaps of the key
         for window in self._windows_of(key):
             window.open_since_s[gap_id] = now_s
-
-    def _censor_overdue(self, now_s: float) -> None:
-        # Gaps open in time order: the first one in time ends the search.
-        while self._open:
-            gap_id, key = next(iter(self._open.items()))
-            if now_s - self._since_s(gap_id, key) < self._horizon_s:
-                return
-            self.abandon(gap_id, now_s)
-
-    def _since_s(self, gap_id: Hashable, key: GapKey) -> float:
-        for each in (None, *_backoff(key)):
-            window = self._find(each)
-            if window is not None and gap_id in window.open_since_s:
-                return window.open_since_s[gap_id]
-        return -math.inf  # its windows were forgotten: overdue
 
     def finish(self, gap_id: Hashable, now_s: float) -> float | None:
         """The next turn arrived: record the gap and return its seconds.
@@ -111,11 +90,11 @@ class GapHistory:
             return None
         key, since_s = opened
         gap_s = now_s - since_s if now_s > since_s else 0.0
-        self.observe(key, gap_s, completed=gap_s < self._horizon_s)
+        self.observe(key, gap_s)
         return gap_s
 
     def abandon(self, gap_id: Hashable, now_s: float) -> None:
-        """The program is known not to come back: censored at the age reached."""
+        """It is not followed any more: censored at the age reached."""
         opened = self._close(gap_id)
         if opened is not None:
             key, since_s = opened
@@ -143,8 +122,6 @@ class GapHistory:
             return
         if not 0.0 <= gap_s <= MAX_GAP_S:
             gap_s = 0.0 if gap_s < 0.0 else MAX_GAP_S
-        if gap_s >= self._horizon_s:
-            gap_s, completed = self._horizon_s, False
         for window in self._windows_of(key):
             window.add(gap_s, completed)
 

@@ -52,7 +52,6 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "failed_reloads": ("Reloads that failed; the tokens were prefilled.", None),
     "demotions": ("Turns sent to the lower tier: stored, failed, dropped.", "outcome"),
     "tier_bytes": ("KV bytes copied between GPU and lower tier.", "direction"),
-    "tier_mover_bytes": ("The same bytes by what copied them in the worker.", "mover"),
     "tier_outages": ("Times the lower tier stopped answering.", None),
     "quanta_used_up": ("Quanta of service after which a program lost its place.", None),
     "aged_requests": ("Requests served early because they waited too long.", None),

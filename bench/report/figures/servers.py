@@ -121,9 +121,9 @@ def _validate(result: Json) -> str:
     if result["discarded"]:
         discarded = f" {result['discarded']} runs, whose server waited, do not count."
     return (
-        f"{options['programs']} of the demo's agents, which say their last turn, up to "
-        f"{options['rounds']} runs a cell: `{result['command']}`. In brackets the error "
-        "of the simulator with this machine's measured step times: "
+        f"{options['programs']} of the demo's agents, which say their last turn, up "
+        f"to {options['rounds']} runs a cell: `{result['command']}`. In brackets the "
+        "error of the simulator with this machine's measured step times: "
         f"{simulator_error(result)}.{discarded}\n\n{validation(result)}"
     )
 

@@ -53,8 +53,8 @@ def _validation(result: Json) -> Iterator[list[str]]:
     if told:
         names = ", ".join(f"`{arm}`" for arm in arms)
         agents = result["options"]["programs"]
-        what = f"real servers, {agents} agents that say their last turn"
-        yield [what, f"mean JCT, s, {names}: {told}"]
+        what = f"real servers, {agents} agents, last turns told"
+        yield [what, f"mean JCT by run, s, {names}: {told}"]
 
 
 def _harness(result: Json) -> Iterator[list[str]]:

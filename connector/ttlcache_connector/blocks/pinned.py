@@ -102,7 +102,7 @@ class PinnedBlocks:
 
         rest_blocks: of the turn, behind these, which are not pinned.
         """
-        ahead = self.plain_free_blocks()
+        ahead = self._plain_free_blocks()
         self.pool.touch(blocks)
         turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
         self._evicted_at[pin_id] = (
@@ -123,11 +123,8 @@ class PinnedBlocks:
         self.counterfactual_lru.on_recompute(max(0, len(blocks) - kept))
         return kept * self._group_block_tokens[0]
 
-    def plain_free_blocks(self) -> int:
-        """Blocks that plain vLLM would have free: all that no request references.
-
-        Ours that requests share are among them: to leave them out would be O(blocks).
-        """
+    def _plain_free_blocks(self) -> int:
+        """Blocks that plain vLLM would have free: all that no request references."""
         ours = len(self._refs) + len(self._unpinned_refs)
         ours += 0 if self.states is None else len(self.states.refs)
         free = self.pool.get_num_free_blocks() + ours
@@ -196,10 +193,6 @@ class PinnedBlocks:
             num_waiting=num_waiting,
             wanted_blocks=self.wanted_blocks,
         )
-
-    def count_referenced(self) -> int:
-        """Blocks with a reference of ours."""
-        return len(self._refs.keys() | self.states.refs if self.states else self._refs)
 
     def references(self) -> dict[int, int]:
         """Our references per block id, for the invariant checker."""

@@ -23,12 +23,11 @@ from ttlcache_connector.engine import requirements
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 _DEFAULTS = TierOptions()
-MAX_GB = 1e9
 
 
 def serve_tiers(
     cpu_gb: Annotated[
-        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01, max=MAX_GB)
+        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01, max=1e9)
     ] = _DEFAULTS.cpu_gb,
     disk: Annotated[
         Path | None, typer.Option(help="Folder of the disk tier; none by default.")
@@ -38,7 +37,7 @@ def serve_tiers(
         typer.Option(
             help=f"Size of the disk tier, in GB ({_DEFAULTS.disk_gb:g}).",
             min=0.01,
-            max=MAX_GB,
+            max=1e9,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.errors import TransferError
@@ -79,7 +80,10 @@ def whole_blocks(kv_caches: Mapping[str, Any], num_blocks: int) -> BlockLayout:
     ]
     if not views:
         raise TransferError("vLLM registered no KV tensors")
-    planes = sorted({plane for view in views for plane in view.planes}, key=_by_place)
+    planes = sorted(
+        {plane for view in views for plane in view.planes},
+        key=attrgetter("base", "block_stride"),
+    )
     union = [planes[0]]
     for plane in planes[1:]:
         last = union[-1]
@@ -90,10 +94,6 @@ def whole_blocks(kv_caches: Mapping[str, Any], num_blocks: int) -> BlockLayout:
         else:
             union.append(plane)
     return BlockLayout.from_planes("whole blocks", num_blocks, union)
-
-
-def _by_place(plane: Plane) -> tuple[int, int]:
-    return plane.base, plane.block_stride
 
 
 def namespace(kv_cache_config: Any) -> str:

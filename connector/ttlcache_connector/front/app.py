@@ -190,27 +190,29 @@ class Front:
         key = self._family.key(route, _tenant(scope))
         if key is None:
             return None
-        if body is None and route.program is not None:
-            key = route.program  # what it is cannot be told the replica in the body
-        self._set_key(scope, key)
         # The replica takes the key for the program's id where the hints do not name
         # one, or it never sees it.
         unsaid = path in HEADERLESS and (route.hints or not route.in_body)
         mistaken = key != route.program and route.rule != "hint"
-        if body is not None and route.program and (mistaken or unsaid):
-            return named(body, route.program, route.hints)
-        return None
+        session, changed = key, None
+        if route.program and (mistaken or unsaid):
+            changed = None if body is None else named(body, route.program, route.hints)
+            if mistaken and changed is None:
+                session = route.program  # it must be told in the header, then
+        self._set_key(scope, session, key)
+        return changed
 
     def _route_other(self, scope: Scope, url_session: str | None) -> None:
         """`/ttlcache/programs/{id}/end` goes where the program is."""
         match = _PROGRAM.fullmatch(scope["path"])
         program = label(unquote(match[1])) if match else url_session
         if program is not None:
-            self._set_key(scope, self._family.of(program, _tenant(scope)))
+            key = self._family.of(program, _tenant(scope))
+            self._set_key(scope, key, key)
 
-    def _set_key(self, scope: Scope, key: str) -> None:
+    def _set_key(self, scope: Scope, session: str, key: str) -> None:
         kept = [h for h in scope["headers"] if h[0].lower() != SESSION_HEADER]
-        kept.append((SESSION_HEADER, key.encode()))
+        kept.append((SESSION_HEADER, session.encode()))
         if self._ranks and all(h[0].lower() != RANK_HEADER for h in kept):
             kept.append((RANK_HEADER, str(rank_of(key, self._ranks)).encode()))
         scope["headers"] = kept

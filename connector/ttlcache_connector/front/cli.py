@@ -26,10 +26,6 @@ def front(
             min=0,
         ),
     ] = 0,
-    limit_concurrency: Annotated[
-        int,
-        typer.Option(help="Connections and requests at once; more get 503.", min=1),
-    ] = 4096,
     keep_alive_s: Annotated[
         int,
         typer.Option(
@@ -44,7 +40,6 @@ def front(
         import uvicorn
 
         from ttlcache_connector.front.app import Front
-        from ttlcache_connector.front.connections import Connection
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
     try:
@@ -58,9 +53,6 @@ def front(
         app,
         host=host,
         port=port,
-        http=Connection,
-        ws="none",
-        limit_concurrency=limit_concurrency + 1,  # the one that asks is among them
         timeout_keep_alive=keep_alive_s,
         access_log=False,
         log_level="warning",

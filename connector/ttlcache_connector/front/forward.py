@@ -204,7 +204,7 @@ def base_url(value: str) -> httpx.URL:
         (not url.host or "%" in url.host, "it names no host"),
         (url.port is not None and not 0 < url.port < 2**16, "no such port"),
         (bool(url.query or url.fragment), "it has a query"),
-        (bool(url.userinfo), "it has a password: clients' own keys go to the upstream"),
+        (bool(url.userinfo), "it names a user: clients' own keys go to the upstream"),
         (url.path.endswith("/v1"), "clients' paths begin with /v1, it must not end so"),
     ):
         if wrong:

@@ -144,22 +144,24 @@ def _by_content(asked: Body, prompts: PromptMemory) -> Route:
     return Route()
 
 
-def named(body: bytes, program: str, told: Mapping[str, Any]) -> bytes:
-    """The body with the program's id, and what else is `told`, among its hints."""
+def named(body: bytes, program: str, told: Mapping[str, Any]) -> bytes | None:
+    """The body with the program's id, and what else is `told`, among its hints.
+
+    None for one that stays as it is.
+    """
     asked = parse(body)
     if asked is None:
-        return body  # no JSON object, or none in UTF-8
+        return None  # no JSON object, or none in UTF-8
     params = asked.kv_transfer_params
     if not isinstance(params, Mapping | None):
-        return body  # the replica answers 400
+        return None  # the replica answers 400
     params = dict(params or {})
     own = params.pop("ttlcache", None)
     if own is not None and not isinstance(own, Mapping):
-        return body  # the replica rejects and counts it, as it came
+        return None  # the replica rejects and counts it, as it came
     found = {**told.get("ttlcache", {}), "program_id": program}
     hints = {"ttlcache": {**found, **(own or {})}}
-    changed = with_hints(body, Clues(hints=hints, params=params))
-    return body if changed is None else changed
+    return with_hints(body, Clues(hints=hints, params=params))
 
 
 def rank_of(key: str, ranks: int) -> int:

@@ -30,9 +30,8 @@ UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
 MAX_OPENING = 16
 #: Longer JSON text inside a member is not read.
 MAX_TEXT_CHARS = 16 * 1024
-#: A longer member is not read: written with `\\uXXXX` alone, all that may go on has as
-#: many bytes.
-MAX_MEMBER_BYTES = 6 * MAX_NESTED_SIZE
+#: Of a member that is read: all that may go on, as long numbers or escaped characters.
+MAX_MEMBER_BYTES = 12 * MAX_NESTED_SIZE
 #: Actions, and directives, of which the rest is not read.
 MAX_DIRECTIVES = 128
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
@@ -43,7 +42,7 @@ _CACHE_CONTROL_FIELD = re.compile(
 
 
 class Body(msgspec.Struct):
-    """The fields that we look at; msgspec skips all others without building them."""
+    """The fields that we look at."""
 
     metadata: Any = None
     session_id: Any = None
@@ -63,7 +62,7 @@ class Body(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     unread: tuple[str, ...] = ()
-    """Members that are longer than `MAX_MEMBER_BYTES`."""
+    """Members of which not all is read, for its length."""
 
 
 class _Role(msgspec.Struct):
@@ -71,17 +70,19 @@ class _Role(msgspec.Struct):
 
 
 _RAW = frozenset({"system", "instructions", "messages", "input", "prompt"})
-_SCALARS = tuple(
+_VALUES = tuple(
     name for name in Body.__struct_fields__ if name not in {*_RAW, "unread"}
 )
-#: The members as bytes: to build objects of many megabytes takes seconds.
-_BODY = msgspec.json.Decoder(
+#: The members as bytes: to build objects of many megabytes takes seconds. All others
+#: are skipped.
+_MEMBERS = msgspec.json.Decoder(
     msgspec.defstruct(
         "_Members",
-        [(name, msgspec.Raw, msgspec.Raw(b"")) for name in (*_SCALARS, *_RAW)],
+        [(name, msgspec.Raw, msgspec.Raw(b"")) for name in (*_VALUES, *_RAW)],
     )
 )
 _VALUE = msgspec.json.Decoder()
+_ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ROLE = msgspec.json.Decoder(_Role)
 #: A body without any of these bytes has nothing for us and is not parsed.
@@ -100,18 +101,20 @@ def tells_something(body: bytes) -> bool:
 def parse(body: bytes) -> Body | None:
     """The fields that we look at, None where the body is no JSON object."""
     try:
-        found = msgspec.structs.asdict(_BODY.decode(body))
-        told = {name: bytes(found.pop(name)) for name in _SCALARS}
-        unread = tuple(n for n, raw in told.items() if len(raw) > MAX_MEMBER_BYTES)
+        found = msgspec.structs.asdict(_MEMBERS.decode(body))
+        told = {name: bytes(found.pop(name)) for name in _VALUES}
         read = {
             name: _VALUE.decode(raw)
             for name, raw in told.items()
-            if raw and name not in unread
+            if 0 < len(raw) <= MAX_MEMBER_BYTES
         }
+        unread = tuple(name for name, raw in told.items() if raw and name not in read)
+        if "kv_transfer_params" in unread:
+            read["kv_transfer_params"] = _short_entries(told["kv_transfer_params"])
         return Body(**read, **found, unread=unread)
     except UNREADABLE:
         pass
-    # vLLM's parser takes more: NaN, lone surrogates, a byte order mark.
+    # vLLM's parser takes more: NaN, lone surrogates, a byte order mark. It builds all.
     if not json.detect_encoding(body).startswith("utf-8"):
         return None  # members could not be added to it
     try:
@@ -120,7 +123,16 @@ def parse(body: bytes) -> Body | None:
         return None
     if not isinstance(fields, dict):
         return None
-    return Body(**{name: fields[name] for name in _SCALARS if name in fields})
+    return Body(**{name: fields[name] for name in _VALUES if name in fields})
+
+
+def _short_entries(raw: bytes) -> dict[str, Any]:
+    """Of an object that is too long."""
+    kept, left = {}, MAX_MEMBER_BYTES
+    for name, value in _ENTRIES.decode(raw).items():
+        if len(bytes(value)) <= left:
+            kept[name], left = _VALUE.decode(value), left - len(bytes(value))
+    return kept
 
 
 def member(value: object, *path: str) -> Any:
@@ -184,8 +196,7 @@ def requested_ttl(raw: bytes, body: Body, dropped: list[str]) -> str | float | N
 def _cache_controls(raw: bytes) -> Iterator[tuple[float, str | float]]:
     """Seconds, and as written: Anthropic's markers, wherever they stand.
 
-    Clients mark every prompt without a ttl, for caches that are used no other way:
-    that is no wish, and turns have the TTL that is worth it.
+    One without a ttl asks for none: many clients put it into every request.
     """
     for match in _CACHE_CONTROL.finditer(raw):
         try:

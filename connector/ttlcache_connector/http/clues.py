@@ -166,11 +166,9 @@ def _replaced(body: Body, dropped: list[str]) -> dict[str, Any]:
     params, xargs = body.kv_transfer_params, body.vllm_xargs
     if isinstance(params, dict) and not holds_wide_int(params):
         kept, reasons = fitting(params)
-        if reasons:
+        if reasons or "kv_transfer_params" in body.unread:
             replaced["kv_transfer_params"] = kept
             dropped += reasons
-    if "kv_transfer_params" in body.unread:
-        replaced["kv_transfer_params"] = {}
     dropped += ["nested_too_large"] * len(body.unread)
     if isinstance(xargs, dict):
         # vLLM itself refuses what is nested in them.

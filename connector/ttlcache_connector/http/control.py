@@ -70,7 +70,7 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
         return 404, {"error": f"no such path: {path}"}
     if scope["method"] != "POST":
         return 405, {"error": "POST it"}
-    # The server has undone the path's escapes; an id that it told may have some.
+    # The path is decoded already; an id may itself contain `%XX`.
     program_id = label(match[1])
     if program_id is None:
         raise _BadRequestError("the program id is empty")

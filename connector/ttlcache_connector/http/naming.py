@@ -105,11 +105,9 @@ def _in_form(
     agent = label(found.get(form.agent, ""))
     if agent is None or agent == session:
         return session, None
-    return header_id(f"{session}:{agent}"), _agent_of(session, parent)
-
-
-def _agent_of(session: str, agent: str | None) -> str:
-    return session if agent in (None, session) else header_id(f"{session}:{agent}")
+    if parent not in (None, session):
+        return header_id(f"{session}:{agent}"), header_id(f"{session}:{parent}")
+    return header_id(f"{session}:{agent}"), session
 
 
 def in_objects(body: Body, dropped: list[str]) -> Named:

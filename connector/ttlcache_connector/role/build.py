@@ -51,7 +51,6 @@ class SchedulerRoleBuilder:
         self, vllm_config: Any, kv_cache_config: Any, config: TTLCacheConfig
     ) -> None:
         self._config, self._vllm_config = config, vllm_config
-        self._num_groups = len(kv_cache_config.kv_cache_groups)
         self._clock = default_clock()
         self._metrics = MetricsBuffer()
         self._reader = (
@@ -84,9 +83,7 @@ class SchedulerRoleBuilder:
         """
         parts = self._parts(manager)
         upkeep = Upkeep(parts)
-        status = EngineStatus(
-            parts, upkeep, self._vllm_config.scheduler_config, self._num_groups
-        )
+        status = EngineStatus(parts, upkeep, self._vllm_config.scheduler_config)
         role = SchedulerRole(
             parts,
             RequestEvents(parts, self._reader),

@@ -45,7 +45,7 @@ def leaked_blocks(
         return lost
     pool = holder.pool
     used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-    return lost + max(0, used - holder.count_referenced())
+    return lost + max(0, used - len(holder.references()))
 
 
 def _tables(controller: Controller, holder: PinnedBlocks) -> Iterator[str]:

@@ -58,7 +58,7 @@ def open_telemetry(
     }
     try:
         # Engines in containers may share the folder, and have the same number.
-        run = f"{int(date_s)}-{os.getpid()}{secrets.token_hex(2)}"
+        run = f"{int(date_s)}-{os.getpid()}-{secrets.token_hex(2)}"
         recorder = Recorder(Path(config.record_path), header, run=run)
     except OSError as error:
         raise _no_record_path(config, error) from None

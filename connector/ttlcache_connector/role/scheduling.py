@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.upkeep import Upkeep
 
 
+#: Seconds for which a count of the blocks that only ended turns hold is good.
+COUNTED_EVERY_S = 1.0
+
+
 class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
@@ -29,6 +33,7 @@ class SchedulingCallbacks:
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self.faults = parts.faults
+        self._counted_share, self._counted_s = 0.0, -math.inf
 
     # --- order -----------------------------------------------------------
 
@@ -70,10 +75,17 @@ class SchedulingCallbacks:
     def retained_share(self) -> float:
         """See `TTLConnector.retained_share`."""
         holder, pool = self._holder, self._holder.pool
+        usable = usable_blocks(pool)
         if holder.wanted_blocks:  # a request waits, and pins do not give way
             return 0.0
-        retained = holder.plain_free_blocks() - pool.get_num_free_blocks()
-        return retained / usable_blocks(pool)
+        if not (any(self._engine.queue_counts()) or self._parts.prefills.is_loading()):
+            return 1.0 - pool.get_num_free_blocks() / usable
+        now_s = self._parts.clock.now_s()
+        if now_s - self._counted_s >= COUNTED_EVERY_S:  # O(blocks)
+            refs = holder.references().items()
+            alone = sum(pool.blocks[i].ref_cnt == n for i, n in refs)
+            self._counted_share, self._counted_s = alone / usable, now_s
+        return self._counted_share
 
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:

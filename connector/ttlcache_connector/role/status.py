@@ -31,12 +31,10 @@ EVENT_INTERVAL_S = 0.1
 class EngineStatus:
     """Of one engine."""
 
-    def __init__(
-        self, parts: Parts, upkeep: Upkeep, scheduler_config: Any, num_groups: int
-    ) -> None:
+    def __init__(self, parts: Parts, upkeep: Upkeep, scheduler_config: Any) -> None:
         self._parts, self._upkeep = parts, upkeep
         self._controller, self._holder = parts.controller, parts.holder
-        self._scheduler_config, self._num_groups = scheduler_config, num_groups
+        self._scheduler_config = scheduler_config
         self.faults = parts.faults
         # Read from files: not at every question of a client.
         self._versions = {
@@ -54,7 +52,7 @@ class EngineStatus:
         log.info(
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
-            "kv_groups=%d async_scheduling=%s lower_tier=%s",
+            "async_scheduling=%s lower_tier=%s",
             settings["ttlcache"],
             settings["vllm"],
             config.policy,
@@ -66,7 +64,6 @@ class EngineStatus:
             pool_blocks,
             config.max_ttl_s,
             scheduler_name,
-            self._num_groups,
             self._scheduler_config.async_scheduling,
             f"{config.lower_tier} demote={config.demote}"
             if self._parts.lower.is_set

@@ -85,6 +85,8 @@ class EvictionOrder:
                 self._put(program, now_s)
             else:  # forgotten, or of less than a chunk
                 self._remove(program)
+                if program not in self.book:
+                    self._returns.gap_lost(program, now_s)
         self.book.changed.clear()
         for _ in range(min(SLICE, len(self._ranked))):
             self._put(next(iter(self._ranked)), now_s)

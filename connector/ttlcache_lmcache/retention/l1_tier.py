@@ -63,7 +63,7 @@ class Tier:
         self._usage = usage
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
-        self._returns = ReturnEstimator(config.program_idle_s)
+        self._returns = ReturnEstimator()
         self._order = EvictionOrder(config.max_programs, self._returns)
         self._book, self._residency = self._order.book, self._order.residency
         self._admission = AdmissionControl(self._order, is_evictable)
@@ -163,7 +163,8 @@ class Tier:
             self.counts["programs_finished"] += 1
             self._returns.no_gap(program)
             return
-        self._returns.gap_begins(program, since_s)
+        if program in self._book:
+            self._returns.gap_begins(program, since_s)
         if hint.ttl_s is not None:
             program.is_told = True
             program.deadline_s = since_s + min(hint.ttl_s, self._config.max_ttl_s)

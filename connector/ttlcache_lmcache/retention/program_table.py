@@ -81,6 +81,9 @@ class ProgramTable:
         self.changed: dict[ChainProgram, None] = {}
         self.num_chunks = 0
 
+    def __contains__(self, program: ChainProgram) -> bool:
+        return program in self._programs
+
     def programs(self) -> list[ChainProgram]:
         """The one silent for longest first."""
         return list(self._programs)

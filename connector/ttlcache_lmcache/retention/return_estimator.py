@@ -67,14 +67,10 @@ class _Drawn(NamedTuple):
 
 
 class ReturnEstimator:
-    """The worth of programs. Not thread-safe.
+    """The worth of programs. Not thread-safe."""
 
-    Args:
-        history_s: for how long gaps count.
-    """
-
-    def __init__(self, history_s: float) -> None:
-        self._gaps = GapHistory(horizon_s=history_s)
+    def __init__(self) -> None:
+        self._gaps = GapHistory()
         self._gap_s = SlidingMean(_WINDOW)
         self._service_s = SlidingMean(_WINDOW)
         self._curves: dict[GapKey | None, _Drawn] = {}  # the ones drawn last at the end
@@ -93,6 +89,10 @@ class ReturnEstimator:
         gap_s = self._gaps.finish(program.number, now_s)
         if gap_s is not None:
             self._gap_s.observe(gap_s)
+
+    def gap_lost(self, program: ChainProgram, now_s: float) -> None:
+        """The program is forgotten: its gap lasted this long at least."""
+        self._gaps.abandon(program.number, now_s)
 
     def no_gap(self, program: ChainProgram) -> None:
         """No turn follows: nothing to learn from."""

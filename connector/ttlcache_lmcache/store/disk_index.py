@@ -66,9 +66,10 @@ def _our_files(folder: Path) -> Iterator[Path]:
     for part in folder.iterdir():
         if _is_ours(part) and part.is_dir() and not part.is_symlink():
             _close_to_others(part, object_file.FOLDER_MODE)
-            for path in part.iterdir():
-                if _OUR_FILE.fullmatch(path.name) and not path.is_symlink():
-                    yield path
+            with contextlib.suppress(PermissionError):
+                for path in part.iterdir():
+                    if _OUR_FILE.fullmatch(path.name) and not path.is_symlink():
+                        yield path
 
 
 def _close_to_others(path: Path, mode: int) -> None:
@@ -79,7 +80,7 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 
 def scan(folder: Path, now_s: float, on_fault: OnFault) -> list[Entry]:
-    """All whole files, the longest unused first; others are told and removed.
+    """All whole files, the longest unused first; damaged ones are told and removed.
 
     Only headers and lengths are looked at; payloads are compared when they are read.
     """

@@ -43,8 +43,8 @@ def estimate(
     programs: Annotated[
         int,
         typer.Option(
-            help=f"Programs of a run, {MIN_PROGRAMS} at least; 0: what two minutes "
-            "allow.",
+            help=f"Programs of a run, {MIN_PROGRAMS} at least; 0: as many as "
+            "run in two to six minutes.",
             min=0,
         ),
     ] = _DEFAULTS.programs,

@@ -88,8 +88,8 @@ class Plan:
         needed = _to_fill(self.engine, sessions)
         minutes = _MINUTES * needed * sessions.mean_turns / MAX_TURNS
         return (
-            f"No estimate: {self.spec.programs} programs do not fill the pool. "
-            f"--programs {needed} do, in about {minutes:.0f} minutes."
+            f"no estimate: {self.spec.programs} programs do not fill the pool; try "
+            f"--programs {needed}, about {minutes:.0f} minutes"
         )
 
     def crowd(self, mean_context_tokens: float) -> int:

@@ -44,8 +44,8 @@ def report(options: EstimateOptions, console: Console) -> None:
         trace = save_trace(sessions.programs, Path(folder))
         plan = plan_of(options, sessions, trace)
         if why := plan.why_no_estimate(sessions):
-            _tell([why, *sessions.notes], console)
-            return
+            _tell(sessions.notes, console)
+            raise ValueError(why)
         options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         if find_spec("vllm") is None:
             raise RuntimeError("this command needs vLLM beside ttlcache")

@@ -166,12 +166,10 @@ class Strides:
             if request.num_tokens - request.num_computed_tokens <= budget:
                 return None  # this prompt's last chunk
             return _Batch(decodes, request, budget)
-        if not decodes or budget == 0 or (self._waits() and not self._asked):
+        _, num_waiting = self._scheduler.get_request_counts()
+        if not decodes or budget == 0 or (num_waiting and not self._asked):
             return None
         return _Batch(decodes, None, 0)
-
-    def _waits(self) -> bool:
-        return self._scheduler.get_request_counts()[1] > 0
 
     def _most_steps(self, batch: _Batch) -> int:
         most = self._longest

@@ -17,7 +17,7 @@ from ttlcache.transfer import (
     TransferEngine,
     plan_copies,
 )
-from ttlcache.transfer.base import Outcome, Ticket
+from ttlcache.transfer.base import Ticket
 from ttlcache_connector.copy.engines import CopyEngines, make_engines
 from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.log import logger
@@ -74,8 +74,17 @@ class CopyQueue:
         """Keys of copies that ended, with their seconds; None for one that failed."""
         ended: list[tuple[Any, float | None]]
         ended = [(key, None) for key in self._refused]
-        self._refused = []
-        for outcome in self._outcomes():
+        self._refused, outcomes = [], []
+        try:
+            outcomes = self.engine.poll()
+        except Exception:
+            # Its copies may go on, as those of one that hangs.
+            self._metrics.count("hook_errors", "worker__poll")
+            if not self._has_raised:
+                name = self.engine.name
+                log.warning("ttlcache: the %s engine raised", name, exc_info=True)
+            self._has_raised = True
+        for outcome in outcomes:
             key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
                 why = f"{outcome.failure.value} {outcome.detail}"
@@ -85,23 +94,8 @@ class CopyQueue:
             else:
                 name = "demoted" if self._direction is Direction.STORE else "promoted"
                 self._metrics.count("tier_bytes", name, outcome.num_bytes)
-                self._metrics.count(
-                    "tier_mover_bytes", self.engine.name, outcome.num_bytes
-                )
             ended.append((key, outcome.seconds if outcome.ok else None))
         return ended
-
-    def _outcomes(self) -> list[Outcome]:
-        """Empty where it raises: its copies may go on, as those of one that hangs."""
-        try:
-            return self.engine.poll()
-        except Exception:
-            self._metrics.count("hook_errors", "worker__poll")
-            if not self._has_raised:
-                name = self.engine.name
-                log.warning("ttlcache: the %s engine raised", name, exc_info=True)
-            self._has_raised = True
-            return []
 
 
 class CPUWorkerTier(WorkerTier):

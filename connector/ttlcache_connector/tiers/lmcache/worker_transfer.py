@@ -226,4 +226,3 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     def _count(self, direction: str, chunks: Iterable[torch.Tensor]) -> None:
         num_bytes = sum(chunk.numel() * chunk.element_size() for chunk in chunks)
         self._metrics.count("tier_bytes", direction, num_bytes)
-        self._metrics.count("tier_mover_bytes", self._copier.name, num_bytes)

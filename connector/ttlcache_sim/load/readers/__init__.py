@@ -44,10 +44,6 @@ READERS: tuple[Reader, ...] = (
 _Logs = Iterable[list[Path]]
 
 
-def _untracked(logs: list[list[Path]]) -> _Logs:
-    return logs
-
-
 @dataclass(slots=True)
 class Reading:
     """What was read. formats: logs by format. unknown: files in no known format.
@@ -72,7 +68,7 @@ def read_programs(path: Path) -> Iterator[RecordedProgram]:
 
 
 def read_paths(
-    paths: Sequence[Path], track: Callable[[list[list[Path]]], _Logs] = _untracked
+    paths: Sequence[Path], track: Callable[[list[list[Path]]], _Logs] = iter
 ) -> Reading:
     """The same of several paths; files in a folder may be anything.
 
