@@ -62,7 +62,7 @@ test-speed: $(STAMP) ## Tests that a busy machine may fail: run them on a quiet 
 AHEAD ?= 0.33.0
 AHEAD_TESTS ?= tests/connector tests/bench/test_transfer.py tests/test_deploy.py \
 	tests/e2e/test_server.py tests/e2e/test_same_output.py tests/e2e/test_tiers.py \
-	tests/e2e/test_vllm_options.py tests/e2e/tier_bytes
+	tests/e2e/test_vllm_options.py tests/e2e/test_cpu_tier.py tests/e2e/tier_bytes
 test-ahead: $(STAMP) ## Tests against a vLLM without a CPU build (AHEAD, AHEAD_TESTS)
 	for version in $(AHEAD); do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check \

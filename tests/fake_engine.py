@@ -135,8 +135,8 @@ class FakeEngine:
             if lacking <= 0:
                 break
             if urgency is not Urgency.STALLED:
-                self.holder.wanted_blocks = lacking
-                lacking -= self.controller.memory.redecide_uncontended()
+                self.holder.memory_is_short = True
+                lacking -= self.controller.memory.redecide_under_pressure()
             if lacking > 0 and not self.controller.memory.reclaim(
                 lacking, urgency, request_id
             ):
@@ -197,7 +197,7 @@ class FakeEngine:
     def step(self, seconds: float = 0.0) -> None:
         """Let time pass, then do what the engine does before each step."""
         self.clock.advance(seconds)
-        self.holder.wanted_blocks = 0
+        self.holder.memory_is_short = False
         self.controller.tick()
 
     def check(self) -> None:
@@ -236,8 +236,7 @@ class FakeEngine:
         )
         order = finished.order
         if order is not None:
-            rest_blocks = len(blocks) - order.kv_blocks
-            self.holder.hold(order.pin_id, blocks[: order.kv_blocks], rest_blocks)
+            self.holder.hold(order.pin_id, blocks[: order.kv_blocks])
         self.holder.drop(request.blocks)
         self._count_queue()
         return finished

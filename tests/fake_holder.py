@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -26,10 +25,7 @@ class FakeHolder:
         self.held: dict[int, list[int]] = {}
         self.num_running = 0
         self.num_waiting = 0
-        self.wanted_blocks = 0
-        self.taken_blocks = 0  # for new content, or by plain LRU for what pins spared
-        self._taken_at_find = 0
-        self._evicted_at: dict[int, int] = {}
+        self.memory_is_short = False
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pool_blocks))
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -40,7 +36,6 @@ class FakeHolder:
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix that is still there."""
-        self._taken_at_find = self.taken_blocks
         blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -63,7 +58,6 @@ class FakeHolder:
             if old_hash is not None:
                 del self._block_of[old_hash]
         self.take(blocks)
-        self.taken_blocks += count
         return blocks
 
     def name(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
@@ -84,28 +78,12 @@ class FakeHolder:
                 freed += 1
         return freed
 
-    def hold(self, pin_id: int, blocks: Sequence[int], rest_blocks: int = 0) -> None:
-        """Carry out a `PinOrder`; rest_blocks: of the turn, behind its pin."""
-        turn_blocks = 0 if self.whole_pins else len(blocks) + rest_blocks
-        ahead = self.free_blocks + len(self.pinned_blocks())
-        self._evicted_at[pin_id] = self.taken_blocks + ahead + turn_blocks
+    def hold(self, pin_id: int, blocks: Sequence[int]) -> None:
+        """Carry out a `PinOrder`."""
         self.take(blocks)
         self.held[pin_id] = list(blocks)
 
-    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
-        """What plain LRU would still have, as `BlockHolder` says."""
-        blocks = self.held[pin_id]
-        taken_blocks = self._taken_at_find + tokens_before // self.block_tokens
-        left = self._evicted_at[pin_id] - taken_blocks
-        if self.whole_pins and left >= 0:
-            return math.inf
-        shared = sum(self.references[block] > 2 for block in blocks)
-        kept = 0 if self.whole_pins else max(left, shared)
-        self.taken_blocks += max(0, len(blocks) - kept)
-        return kept * self.block_tokens
-
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
-        self._evicted_at.pop(pin_id, None)
         return self.drop(self.held.pop(pin_id, []))
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
@@ -134,7 +112,7 @@ class FakeHolder:
             pinned_blocks=len(self.pinned_blocks()),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            wanted_blocks=self.wanted_blocks,
+            memory_is_short=self.memory_is_short,
         )
 
     def pinned_blocks(self) -> set[int]:

@@ -22,8 +22,8 @@ from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig, max_wait_in_force, ordering_in_force
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.estimators.lru_backlog import Backlog
 from ttlcache.estimators.memoryfulness import Memoryfulness
+from ttlcache.estimators.plain_cache import PlainCache
 from ttlcache.estimators.step_fit import Step
 from ttlcache.programs.continuation import relate
 from ttlcache.programs.divergence import compare
@@ -48,7 +48,8 @@ from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Arrival, BlockHolder, Finish, Finished, PinOutcome
 from ttlcache.types import IdentityRule as Rule
 
-#: Silent programs that one step ends: after a quiet night there may be thousands.
+#: Silent programs, and expired pins, that one step ends: after a quiet night there may
+#: be thousands.
 ENDED_AT_ONCE = 256
 #: Nothing was decided, and nothing is pinned.
 NOTHING_RETAINED = Finished()
@@ -95,10 +96,10 @@ class Controller:
         self.pins = PinTable()
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
-        self.tier = LowerTierStats(
+        self.tier_stats = LowerTierStats(
             config.lower_tier, self.requests, self.costs, self.telemetry
         )
-        wait_bound = WaitBound(max_wait_in_force(config), self.tier)
+        wait_bound = WaitBound(max_wait_in_force(config), self.tier_stats)
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),
@@ -110,7 +111,7 @@ class Controller:
             self.telemetry,
         )
         self.admission = admission.create(config, block_tokens)
-        self._backlog = Backlog(clock)
+        self._plain = PlainCache(holder.pressure().pool_blocks * block_tokens)
         self._turns = OpenTurns(
             clock=clock,
             holder=holder,
@@ -118,7 +119,7 @@ class Controller:
             pins=self.pins,
             gaps=self.gaps,
             costs=self.costs,
-            backlog=self._backlog,
+            plain=self._plain,
             telemetry=self.telemetry,
             on_rekey=on_rekey,
             on_stall=self.queue.on_stall,
@@ -137,7 +138,7 @@ class Controller:
             self.gaps,
             self.costs,
             self.memoryfulness,
-            self.tier,
+            self.tier_stats,
             self.pins,
             holder,
             reclaimer,
@@ -155,7 +156,7 @@ class Controller:
             self._turns,
             self.retention,
             reclaimer,
-            self.tier,
+            self.tier_stats,
         )
         self._identifier = Identifier(self.programs, PrefixIndex(block_tokens))
         self._generation_prompt = GenerationPrompt()
@@ -169,8 +170,10 @@ class Controller:
     def on_arrival(self, arrival: Arrival) -> RequestRecord:
         """A request entered the queue: find its program, close its gap."""
         now_s = self._clock.now_s()
-        self._forget(arrival.request_id)
+        self.forget(arrival.request_id)
         known = len(self.programs)
+        if not self.requests:
+            self._plain.on_idle_until(now_s)
         program, rule = self._identifier.identify(arrival, now_s)
         if len(self.programs) > known:
             self.telemetry.metrics.count("programs_started")
@@ -191,31 +194,39 @@ class Controller:
         )
         if pin is not None:
             record.pin_id = pin.pin_id
-            record.fresh_tokens = max(0, record.num_tokens - pin.kv_tokens)
-        record.arrived_tokens = self._backlog.on_arrival(record.fresh_tokens)
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
+            record.continued_end_s = continuation.turn.finish_s
+        self._plain.on_arrival(record.request_id, program.key, record.num_tokens, now_s)
         self.telemetry.on_arrival(now_s, record, rule, arrival, continuation)
         return record
 
-    def on_allocated(self, request_id: str, cached_tokens: int) -> None:
+    def on_allocated(
+        self, request_id: str, cached_tokens: int, *, loads: bool = False
+    ) -> None:
         """The request got its blocks: it claims its pin.
 
         Args:
             cached_tokens: prompt tokens found in GPU memory.
+            loads: the lower tier loads more; it gets its blocks again after that.
         """
         record = self.requests.get(request_id)
         if record is None:
             return
         now_s = self._clock.now_s()
+        has_loaded, record.loads = record.loads, loads
+        if has_loaded:
+            record.lacks_memory_since_s = None
+            return
         first = record.admitted_s is None
         if first:
             self._stop_waiting(record)
             record.admitted_s = now_s
-            self._backlog.on_running(record.num_tokens)
-            self.tier.on_allocated(record, cached_tokens)
-            self.queue.on_scheduled(record)
+            self.tier_stats.on_allocated(record, cached_tokens)
+            self.queue.on_allocated(record, now_s)
             context_blocks = record.num_tokens / self.block_tokens
+            if record.place.turns == 1 and not record.program.turns_finished:
+                self._plain.on_program_start(record.program.key, cached_tokens)
             was_newcomer = self.admission.is_newcomer(record.program)
             self.admission.on_context(record.program, context_blocks)
             if was_newcomer:
@@ -224,16 +235,20 @@ class Controller:
                 self._on_program_start(record.program)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
-        claim = None if pin is None else self._claim(pin, record, cached_tokens)
-        self.telemetry.admit(now_s, record, cached_tokens, claim, not first)
-        record.refused_s = None
+        claim = None
+        if pin is not None:
+            claim = self._claim(pin, record, cached_tokens)
+        elif first and self._shadow is None:
+            self._turns.account_loss(record, cached_tokens)
+        self.telemetry.on_allocated(now_s, record, cached_tokens, claim, not first)
+        record.lacks_memory_since_s = None
         if pin is not None:
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
             self.costs.observe_return_wait(now_s - record.queued_s)
         # With real pins a request would wait for memory now.
         if self._shadow is not None and self._shadow.lacks_memory():
-            self.memory.redecide_uncontended()
+            self.memory.redecide_under_pressure()
 
     def on_step(self, step: Step) -> None:
         """A step is computed: learn what prompt tokens cost.
@@ -245,6 +260,7 @@ class Controller:
         seconds = now_s - max(step.start_s, self._step_ended_s)
         self._step_ended_s = now_s
         self.costs.observe_step(step, seconds, is_ahead=is_ahead)
+        self._plain.on_step(step.start_s, now_s, prefills=bool(step.prompts))
 
     def on_paused(self, paused_s: float, *, all_stood: bool) -> None:
         """For so long no request was to start: that was no waiting for others.
@@ -256,7 +272,7 @@ class Controller:
             if all_stood or record.admitted_s is None:
                 record.shift_times(paused_s, now_s)
         if all_stood:
-            self.queue.started_s = min(now_s, self.queue.started_s + paused_s)
+            self.queue.last_started_s = min(now_s, self.queue.last_started_s + paused_s)
 
     def on_prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""
@@ -266,7 +282,7 @@ class Controller:
         if record.first_token_s is not None:
             return
         record.first_token_s = self._clock.now_s()
-        self.tier.on_prefilled(record)
+        self.tier_stats.on_prefilled(record)
 
     # --- a request goes --------------------------------------------------
 
@@ -292,6 +308,7 @@ class Controller:
                 self._end(program, "forgotten")  # no retry would be recognised
             return NOTHING_RETAINED
         program.turns_finished += 1
+        self._plain.on_turn_end(program.key, finish.num_tokens, now_s)
         self._learn_outputs(record, finish, now_s)
         if record.hints.is_last_step or program.ended:
             self._end(program, "last_step")
@@ -317,7 +334,7 @@ class Controller:
     def tick(self) -> None:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
-        for pin in self.pins.expired(now_s):
+        for pin in itertools.islice(self.pins.expired(now_s), ENDED_AT_ONCE):
             if not self.retention.redecide_at_deadline(pin, now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
@@ -377,20 +394,22 @@ class Controller:
             arrival.user_priority,
             program.place,
             arrival.num_tokens,
-            arrival.num_tokens,  # fresh_tokens
         )
 
     def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
         """The request takes its pin over."""
         if self._shadow is None:
             return self._turns.account_claim(pin, record, cached_tokens)
-        found = self._shadow.would_find(pin, record, cached_tokens)
-        return self._turns.account_claim(pin, record, found)._replace(is_real=False)
+        # If the pin were real; the last token is always computed.
+        claimed = min(pin.kv_tokens, record.num_tokens - 1)
+        kept = min(cached_tokens, claimed)
+        saved_s = self.costs.prefill_s(claimed, kept)
+        return Claim(pin.pin_id, claimed, claimed - kept, saved_s, is_real=False)
 
     # --- of an end --------------------------------------------------------
 
-    def _forget(self, request_id: str) -> None:
-        """The engine uses an id anew: if we never heard of its end, it left now."""
+    def forget(self, request_id: str) -> None:
+        """If we never heard of the request's end, it left now."""
         stale = self.requests.pop(request_id, None)
         if stale is not None:
             self._leave(stale)
@@ -406,8 +425,6 @@ class Controller:
 
     def _stop_waiting(self, record: RequestRecord) -> None:
         """It was admitted, or it left."""
-        if record.arrived_tokens is not None:
-            self._backlog.on_wait_end(record.fresh_tokens)
         program = id(record.program)
         self._waiting[program] -= 1
         if self._waiting[program] <= 0:  # below, after a fault in `on_arrival`
@@ -417,10 +434,9 @@ class Controller:
         """The request is gone; another may continue a turn it did not claim."""
         program = record.program
         program.live_requests -= 1
+        self._plain.on_leave(record.request_id)
         if record.admitted_s is None:
             self._stop_waiting(record)
-        else:
-            self._backlog.on_running(-record.num_tokens)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         if pin is None:
@@ -456,7 +472,7 @@ class Controller:
         self.admission.on_pool_blocks(kv_context_blocks, finish.kv_blocks)
         if not self.retention.is_enabled or record.hints.rejected:
             return NOTHING_RETAINED
-        self.tier.on_turn_end(turn)
+        self.tier_stats.on_turn_end(turn)
         rank = self.queue.rank_after_this_turn(record)
         return self.retention.retain(record, turn, finish, rank, now_s)
 
@@ -467,6 +483,7 @@ class Controller:
         self.programs.remove(program)
         self.telemetry.on_program_end(self._clock.now_s(), program, how)
         self.admission.on_program_end(program)
+        self._plain.on_program_end(program.key)
         if program.turns_finished:
             self.memoryfulness.add(program.turns_finished)
         self.queue.on_program_end(program)

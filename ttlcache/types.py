@@ -144,7 +144,7 @@ class Pressure(NamedTuple):
     pinned_blocks: int = 0  # blocks referenced by pins, each counted once
     num_running: int = 0
     num_waiting: int = 0
-    wanted_blocks: int = 0  # blocks last asked for in vain; may be doubled
+    memory_is_short: bool = False  # a waiting request lacks some
 
 
 #: Where a program stands in the queue's order, without what belongs to one request
@@ -270,20 +270,6 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
-    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
-        """What plain vLLM's prefix cache would still have of a pinned turn.
-
-        Asked when the turn's next request has got its blocks, before its pin ends.
-
-        Args:
-            tokens_before: for which plain vLLM would have given memory to others before
-                this request, beside those here (`ttlcache.estimators.lru_backlog`).
-
-        Returns:
-            Tokens of the turn, from its beginning; `math.inf` for all.
-        """
-        ...
-
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         """Drop all references of a pin.
 
@@ -318,7 +304,7 @@ class BlockHolder(Protocol):
 class Urgency(Enum):
     """For whom memory is wanted; decides which pins may be taken."""
 
-    OVERDUE = "overdue"  # beyond the bound, or no order: any pin, if that makes it fit
+    FIRST = "first"  # stands before all pins: any of them, if that makes it fit
     WAITING = "waiting"  # a queued request while others run: see `Reclaimer`
     HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin

@@ -208,6 +208,7 @@ HARNESSES = {
         (
             *_each("metrics", "successful_turns", "wall_duration_s"),
             *_each("metrics", "mean_trajectory_time_s", "tpot_ms", "itl_p99_ms"),
+            *_each("metrics.t1_ttft", "p99_ms"),
             *_each("metrics.t2plus_ttft", "mean_ms", "p99_ms"),
             *_each("metrics.e2e_overall", "mean_ms", "p99_ms"),
             "metrics.prefix_cache_ratio",

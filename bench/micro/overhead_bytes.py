@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench.micro.overhead_driver import Agent, make_controller
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
+from ttlcache.estimators.plain_cache import MAX_CONTEXTS
 
 CONTEXT_TOKENS = 1_024
 
@@ -33,26 +34,31 @@ def _turn(controller: Controller, agent: Agent) -> None:
     controller.on_finished(agent.finish())
 
 
+def _rest(controller: Controller, clock: VirtualClock) -> None:
+    """All pins expire."""
+    clock.advance(controller.config.max_ttl_s + 1.0)
+    while len(controller.pins):
+        controller.tick()
+    controller.telemetry.metrics.drain()
+    gc.collect()
+
+
 def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:
     """Start `num_programs` programs, let each finish one turn, and weigh them."""
     clock = VirtualClock()
     controller = make_controller(policy, clock)
-    warm_up = max(10, num_programs // 50)  # what is allocated once
-    for number in range(warm_up):
-        _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
-    gc.collect()
+    warm_up = max(MAX_CONTEXTS, num_programs // 50)  # what is allocated once
     tracemalloc.start()
     try:
+        for number in range(warm_up):
+            _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
+        _rest(controller, clock)
         before, _ = tracemalloc.get_traced_memory()
         for number in range(warm_up, warm_up + num_programs):
             # The driver's agent dies here; what is left belongs to the controller.
             _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
-        clock.advance(controller.config.max_ttl_s + 1.0)
-        controller.tick()
-        assert len(controller.pins) == 0
+        _rest(controller, clock)
         assert len(controller.programs) >= num_programs
-        controller.telemetry.metrics.drain()
-        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -42,7 +42,7 @@ _BUSY = Pressure(
     free_blocks=1 << 20,
     num_running=50,
     num_waiting=20,
-    wanted_blocks=500,
+    memory_is_short=True,
 )
 
 
@@ -58,9 +58,6 @@ def machine() -> dict[str, Any]:
 
 class NullHolder:
     """A `BlockHolder` without blocks."""
-
-    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
-        return 0.0
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return 0

@@ -157,7 +157,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler()
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._bound.parts.lower.is_set:
+        if self._bound.parts.lower.is_configured:
             self._bound.steps.on_worker_output(connector_output)
 
     @_of_scheduler(plain=False)
@@ -224,7 +224,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         `admission` said WAIT; then ask that again. No block of a request is touched.
 
         Args:
-            needed_blocks: how many more free KV blocks are wanted.
+            needed_blocks: free KV blocks that it lacks; with `HELD_BACK` all that it
+                needs, as `admission` was asked.
             urgency: decides which pins may be taken.
 
         Returns:
@@ -269,8 +270,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return self._bound.scheduling.max_wait_s()
 
     @_of_scheduler()
-    def on_aged(self) -> None:
-        self._bound.scheduling.note_aged()
+    def on_overdue(self) -> None:
+        self._bound.scheduling.on_overdue()
 
     @_of_scheduler(plain=0.0)
     def retained_share(self) -> float:

@@ -33,7 +33,7 @@ class QueueCallbacks(Protocol):
         """The bound on waiting, in seconds."""
         ...
 
-    def on_aged(self) -> None:
+    def on_overdue(self) -> None:
         """A request reached that bound."""
         ...
 
@@ -83,7 +83,7 @@ class ProgramQueue(RequestQueue):
         # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
-        self._aged: set[str] = set()
+        self._overdue: set[str] = set()
 
     def add_request(self, request: Request) -> None:
         request_id = request.request_id
@@ -147,11 +147,11 @@ class ProgramQueue(RequestQueue):
 
     def forget(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
-        self._aged.discard(request_id)
+        self._overdue.discard(request_id)
 
-    def is_aged(self, request_id: str) -> bool:
+    def is_overdue(self, request_id: str) -> bool:
         """Whether the request has waited longer than the bound."""
-        return request_id in self._aged
+        return request_id in self._overdue
 
     def on_paused(self, paused_s: float) -> None:
         """The engine was told to stand still: nobody waited for others."""
@@ -189,9 +189,9 @@ class ProgramQueue(RequestQueue):
         oldest: _Entry = self._by_age[0]
         waited_s = self._now_s() - oldest.queued_s
         if waited_s > self._callbacks.max_wait_s():
-            if oldest.request.request_id not in self._aged:
-                self._aged.add(oldest.request.request_id)
-                self._callbacks.on_aged()
+            if oldest.request.request_id not in self._overdue:
+                self._overdue.add(oldest.request.request_id)
+                self._callbacks.on_overdue()
             return oldest
         while self._callbacks.refresh_place(first.request):
             self.rekey(first.request.request_id)

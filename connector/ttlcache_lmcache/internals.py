@@ -123,6 +123,11 @@ def replace_registration(
     return own
 
 
+def register_anew(adapter: Any) -> None:
+    """LMCache's heartbeat does so when the server answers it next."""
+    adapter._health_event.clear()
+
+
 def layout_hints(adapter: Any) -> Any:
     return adapter._layout_hints
 

@@ -105,10 +105,22 @@ def test_what_got_worse_on_real_servers_is_named():
     jct_s = {"vanilla": 400, "ttlcache": 100, "lmcache": 120, "ttlcache+cpu": 150}
     alike = {"p99_turn_s": 9.0, "prompt_hit": 0.5}
     rounds = [{arm: {"mean_jct_s": each, **alike} for arm, each in jct_s.items()}]
+    runs = {"vllm": [4, 4], "adaptive": [3, 1]}
+    cells = [
+        {
+            "name": f"{a} at 1/s",
+            "measured": [{"mean_jct_s": s, "p99_turn_s": 4} for s in r],
+        }
+        for a, r in runs.items()
+    ]
+    cells[1]["measured"][0]["p99_turn_s"] = 6
+    assert servers.jct_by_load({"cells": cells})["1/s"]["adaptive"] == [1, 3]
     results = {"harness-a": {"rows": rows}, "demo": {"rounds": rounds}}
+    results["validate"] = {"cells": cells}
     assert servers.losses(results) == [
         "a: `p99_ms` 1.598±0.100x, `reuse` 0.500±0.000x, `failed` 0 to 3",
         "demo: mean JCT, s `ttlcache+cpu` 150, `lmcache` 120",
+        "validate: turn p99 1.25x `vllm` at 1/s",
     ]
 
 

@@ -35,13 +35,13 @@ class FakeTier(SchedulerTier, TierDemotions):
     def on_arrival(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
 
-    def match(self, request, hit_tokens, stored_tokens):
+    def match(self, request, hit_tokens, max_stored_tokens):
         self._maybe_fail("match")
-        self.stored_tokens = stored_tokens
+        self.max_stored_tokens = max_stored_tokens
         return Match(self.found, self.asked)
 
     def update_state_after_alloc(self, request, blocks, external_tokens):
-        self._maybe_fail("allocated")
+        self._maybe_fail("update_state_after_alloc")
 
     def build_metadata(self, output):
         self._maybe_fail("build_metadata")

@@ -49,12 +49,13 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "pressure": _at(
         *(_HOLDER, "pressure"),
         *("on_finished", "before_step", "admission", "eviction", "take_stats"),
+        "on_allocated",
     ),
     "rekey": _at("parts.engine._queue", "rekey", *_TURNS),
-    "is_aged": _at(
-        "parts.engine._queue", "is_aged", "urgency", "eviction", "holds_back"
+    "is_overdue": _at(
+        "parts.engine._queue", "is_overdue", "urgency", "eviction", "holds_back"
     ),
-    "aged": _at(_METRICS, "count", "note_aged"),
+    "aged": _at(_METRICS, "count", "on_overdue"),
 }
 
 
@@ -123,7 +124,9 @@ class Injector:
         for part in parents:
             target = getattr(target, part)
         owner, target = target, getattr(target, last)
-        only = (lambda what, *_: what == "aged_requests") if point == "aged" else None
+        only = (
+            (lambda what, *_: what == "overdue_requests") if point == "aged" else None
+        )
         if name.startswith("__") or not hasattr(target, "__dict__"):
             # Special methods are looked up on the class, slots cannot be shadowed.
             method = self.wrap(point, getattr(type(target), name), _second(only))

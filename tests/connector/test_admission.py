@@ -68,7 +68,7 @@ def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock, o
     assert started(engine, 20) == []
     assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]
     # Its wait makes memory dear: others' worth would keep it out for ever.
-    assert engine.holder.pressure().wanted_blocks == 4
+    assert engine.holder.pressure().memory_is_short
     finish_all(engine, clock)
     assert "E-1" in engine.finished
 
@@ -132,7 +132,7 @@ def test_a_newcomer_is_passed_for_a_quantum(full_engine, clock):
     queue = engine.controller.queue
     queue.quantum.on_turn(1.0, is_first=False)
     clock.advance(queue.quantum.seconds + 1.0)
-    queue.started_s = clock.now_s() + 1.0  # turns start all the time
+    queue.last_started_s = clock.now_s() + 1.0  # turns start all the time
     add(engine, "A", 20, turn=2, base=5)
     assert started(engine) == []
     finish_all(engine, clock)

@@ -77,7 +77,7 @@ def test_retain_waits_for_the_copy_under_way(thread):
     returned = threading.Event()
 
     def give_up() -> None:
-        thread.retain(())
+        thread.cancel_all_but(())
         returned.set()
 
     other = threading.Thread(target=give_up)

@@ -101,7 +101,7 @@ def test_a_running_request_takes_the_memory_at_once(make, clock, demote, held):
 
 
 @pytest.mark.parametrize(
-    "call", ["match", "allocated", "build_metadata", "report_turn"]
+    "call", ["match", "update_state_after_alloc", "build_metadata", "report_turn"]
 )
 def test_a_broken_tier_is_a_miss(make, tier, call, our_log):
     engine = make()
@@ -117,7 +117,7 @@ def test_a_broken_tier_is_a_miss(make, tier, call, our_log):
 def test_a_promised_load_that_cannot_be_ordered_is_given_up(make, tier):
     engine = make()
     tier.found = 48
-    tier.fails = {"allocated"}
+    tier.fails = {"update_state_after_alloc"}
     request = engine.add("a", PROMPT, hints=HINTS)
     output = engine.step()
     assert output.kv_connector_metadata.abandoned == {"a"}
@@ -132,7 +132,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(make, tier, our_
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.controller.tier.reload_source == "cpu"
+    assert engine.controller.tier_stats.reload_source == "cpu"
 
 
 def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):

@@ -216,10 +216,10 @@ def test_a_flood_of_short_programs_starves_no_long_one(make_engine, clock):
 def test_the_bound_is_learnt_above_a_tier_for_one_tenant_alone(make_engine):
     engine = make_engine(num_blocks=200, extra_config={"policy": "adaptive"})
     for _ in range(MIN_REQUESTS):
-        engine.controller.queue.wait_bound.on_scheduled(3.0)
+        engine.controller.queue.wait_bound.on_allocated(3.0)
     engine.add("a", range(20), max_tokens=1, session_id="a")
     assert engine.connector.max_wait_s() == LAST_RESORT_S
-    engine.controller.tier.on_reload_source("cpu")
+    engine.controller.tier_stats.on_reload_source("cpu")
     assert engine.connector.max_wait_s() == 6.0
     engine.add("b", range(20), max_tokens=1, session_id="b", cache_salt="other")
     assert engine.connector.max_wait_s() == LAST_RESORT_S
@@ -237,4 +237,4 @@ def test_overdue_requests_are_served_in_the_order_they_came(make_engine, clock):
     clock.advance(5.0)
     engine.run()
     assert list(engine.finished) == ["running", "w0", "w1", "w2", "w3"]
-    assert totals(engine)["aged_requests"] == 4
+    assert totals(engine)["overdue_requests"] == 4

@@ -123,10 +123,11 @@ def test_the_table_names_every_hook():
 #: Hooks that no step of an engine without a lower tier calls -> of whom, and what they
 #: rest on.
 AT_WILL = {
-    "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
+    "tier_looked_up": ("requests", "controller.tier_stats", "on_lookup"),
     "control": ("status", "controller", "tick"),
-    "stored_tokens": ("requests", "controller", "requests"),
+    "max_stored_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "lower", "call"),
+    "read_tool": ("requests", "controller", "tick"),  # such a request has no output
     "on_paused": ("steps", "controller", "on_paused"),
     "retained_share": ("scheduling", "engine", "queue_counts"),
 }

@@ -128,7 +128,11 @@ class Threaded(ThreadedTransfer):
 
     def __init__(self, server: Server, copier: Any, kv_caches: Any = None) -> None:
         self.threads = CopyThreads()
-        super().__init__(7, server, self.threads, MetricsBuffer(), WAIT_S, copier)
+        self.unanswered: list[Any] = []
+        super().__init__(
+            *(7, server, self.threads, MetricsBuffer(), WAIT_S, copier),
+            lambda: self.unanswered.append(server),
+        )
         self._engine_driven_context = server.context()
         copier.attach(self._engine_driven_context)
         if kv_caches is not None:
@@ -185,7 +189,7 @@ def test_a_load_that_is_given_up_leaves_no_lock(server, caches, threaded):
     for key in ("second", "first", "third"):
         moves.give_up(loads[key])
     assert not any(moves.moved(loads[key]) for key in ("second", "third"))
-    moves.retain(())  # as after every step
+    moves.cancel_all_but(())  # as after every step
     locking.go.set()
     assert not moves.moved(loads["first"])
     assert locking.released.wait(WAIT_S)
@@ -295,6 +299,8 @@ class Adapter(SimpleNamespace):
     def __init__(self, groups: int = 1, mode: str | None = None) -> None:
         super().__init__(
             model_name="model",
+            lmcache_tokens_per_chunk=256,
+            req_client=SimpleNamespace(get_chunk_size=lambda: _answered(256)),
             engine_group_infos=[None] * groups,
             transfer_ctx=None,
             _layout_hints=HINTS,

@@ -41,7 +41,7 @@ class Rig:
     def max_wait_s(self) -> float:
         return self._max_wait_s
 
-    def on_aged(self) -> None:
+    def on_overdue(self) -> None:
         self.aged += 1
 
     def add(self, name: str, *key: int) -> None:
@@ -73,7 +73,7 @@ def test_age_beats_key_and_survives_being_skipped():
     rig.now_s = 11.0
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.peek_request().request_id == "old"
-    assert rig.queue.is_aged("old")
+    assert rig.queue.is_overdue("old")
     assert rig.aged == 1
 
 

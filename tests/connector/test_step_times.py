@@ -85,6 +85,6 @@ def test_a_pause_is_neither_service_nor_waiting(make_engine, clock, stood, turn_
     engine.scheduler.set_pause_state(PauseState.UNPAUSED)
     engine.run()
     queue = engine.controller.queue
-    assert queue.quantum.turn_s.value == turn_s
+    assert queue.quantum.turn_seconds.value == turn_s
     assert queue.wait_bound._wait_s.value == 2.5
-    assert "aged_requests" not in totals(engine)
+    assert "overdue_requests" not in totals(engine)

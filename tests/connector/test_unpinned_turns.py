@@ -241,12 +241,12 @@ def test_nothing_is_looked_for_behind_a_pinned_turn(make, clock, tier):
     """Nobody can have stored what was never computed."""
     engine = make()
     context = engine.turn("a", LONG, hints=HINTS)
-    assert tier.stored_tokens == math.inf, "the first turn of a program"
+    assert tier.max_stored_tokens == math.inf, "the first turn of a program"
     later = engine.turn("b", [*context, 1, 2, 3], hints=HINTS)
-    assert tier.stored_tokens == (len(context) - 1) // 16 * 16
+    assert tier.max_stored_tokens == (len(context) - 1) // 16 * 16
     engine.turn("c", OTHER[:50], hints={"program_id": "q"})
-    assert tier.stored_tokens == math.inf
+    assert tier.max_stored_tokens == math.inf
     clock.advance(5.1)
     engine.step()  # the pin of "b" expires
     engine.turn("d", [*later, 1, 2, 3], hints=HINTS)
-    assert tier.stored_tokens == math.inf, "of its tail some may be below"
+    assert tier.max_stored_tokens == math.inf, "of its tail some may be below"

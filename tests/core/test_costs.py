@@ -178,7 +178,7 @@ def test_the_queueing_delay_is_a_sliding_mean():
         ({"num_waiting": 0}, (0.0, 5.0)),
         # They wait for a batch slot, not for memory; or the head does lack some.
         ({"free_blocks": 500, "num_waiting": 10}, (0.0, 5.0)),
-        ({"free_blocks": 500, "num_waiting": 10, "wanted_blocks": 600}, (0.05, 1.5)),
+        ({"free_blocks": 500, "num_waiting": 10, "memory_is_short": True}, (0.05, 1.5)),
         ({"free_blocks": 100, "num_waiting": 10}, (0.05, 1.5)),  # the last tenth
         # Never beyond the pool.
         ({"pool_blocks": 10, "num_waiting": 1}, (1.0, 6.0)),

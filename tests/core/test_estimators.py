@@ -10,9 +10,8 @@ from lifelines import KaplanMeierFitter
 from lifelines.utils import restricted_mean_survival_time
 
 from tests.curves import kaplan_meier
-from ttlcache.clock import VirtualClock
-from ttlcache.estimators.lru_backlog import Backlog
 from ttlcache.estimators.memoryfulness import Memoryfulness
+from ttlcache.estimators.plain_cache import PlainCache
 from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.estimators.survival import EMPTY_CURVE
 
@@ -112,48 +111,42 @@ def test_conditional_curve_by_hand():
     assert len(kaplan_meier([3.0], [False]).times) == 0
 
 
-@pytest.mark.parametrize(
-    ("saved_s", "idle_s", "left"),
-    [
-        (4.0, 1.0, 750),
-        (4.0, 5.0, 0),
-        (0.0, 0.0, 0),  # without a price nothing is left after a rest
-    ],
-)
-def test_idle_seconds_work_a_backlog_off_in_proportion(saved_s, idle_s, left):
-    clock = VirtualClock()
-    backlog = Backlog(clock)
-    arrived = backlog.on_arrival(5000)
-    backlog.on_saved(1000, saved_s)
-    clock.advance(10.0)
-    assert backlog.tokens_before(0, 0) == 1000, "a request waits"
-    backlog.on_wait_end(5000)
-    backlog.on_running(5000)
-    clock.advance(idle_s)
-    for _ in range(2):  # from the next request on plain vLLM catches up no more
-        arrived = backlog.on_arrival(0)
-        clock.advance(5.0)
-    assert backlog.tokens_before(arrived, 0) == left
+def test_plain_vllm_keeps_of_a_turn_what_fits_beside_contexts_used_since():
+    cache = PlainCache(1000)
+    cache.on_turn_end("mine", 400, now_s=1.0)
+    assert cache.hit_tokens("mine", 1.0) == 1000
+    cache.on_arrival("r", "other", 300, now_s=2.0)
+    cache.on_turn_end("other", 350, now_s=3.0)  # its context counts once
+    cache.on_leave("r")
+    cache.on_arrival("next", "mine", 400, now_s=4.0)  # so does not the turn's own
+    assert cache.hit_tokens("mine", 1.0) == 650
+    cache.on_program_start("other", 100)  # it shares a head with some program
+    assert cache.hit_tokens("mine", 1.0) == 750
+    assert cache.hit_tokens("mine", 3.5) == 1000, "used before"
+    cache.on_program_start("mine", 100)
+    cache.on_turn_end("long", 2000, now_s=5.0)
+    assert cache.hit_tokens("mine", 1.0) == 100, "others use the head"
 
 
-def test_plain_vllm_serves_in_the_order_of_arrival():
-    backlog = Backlog(VirtualClock())
-    backlog.on_arrival(300)  # waits
-    second = backlog.on_arrival(20)
-    backlog.on_arrival(4000)  # comes later
-    backlog.on_wait_end(20)
-    assert backlog.tokens_before(second, 0) == 300
-    backlog.on_wait_end(300)
-    assert backlog.tokens_before(second, 0) == 0
+def test_requests_that_wait_here_are_under_way_in_plain_vllm():
+    cache = PlainCache(1000)
+    cache.on_arrival("r", "waits", 30, now_s=1.0)
+    cache.on_turn_end("mine", 400, now_s=2.0)
+    assert cache.hit_tokens("mine", 2.0) == 600, "as long as a mean context"
+    cache.on_leave("r")
+    assert cache.hit_tokens("mine", 2.0) == 1000
 
 
-def test_what_plain_vllm_is_late_with_is_at_most_a_context_a_program():
-    backlog = Backlog(VirtualClock())
-    arrived = backlog.on_arrival(20)
-    backlog.on_arrival(1000)
-    backlog.on_wait_end(20)
-    backlog.on_running(500)
-    backlog.on_saved(1_000_000, 9.0)
-    assert backlog.tokens_before(arrived, 70) == 1000 + 500 + 70
-    backlog.on_running(-500)
-    assert backlog.tokens_before(arrived, 70) == 1000 + 70
+def test_what_ended_here_goes_on_in_a_plain_vllm_that_is_late():
+    cache = PlainCache(1000)
+    cache.on_turn_end("over", 300, now_s=1.0)
+    cache.on_turn_end("idle", 300, now_s=1.5)
+    cache.on_program_end("over")
+    cache.on_turn_end("mine", 400, now_s=2.0)
+    cache.on_step(0.0, 2.0, prefills=True)
+    cache.on_saved(20.0)
+    cache.on_step(2.0, 9.0, prefills=True)
+    assert cache.hit_tokens("mine", 2.0) == 700, "an eighth of 20 s"
+    cache.on_step(9.0, 14.0, prefills=False)
+    cache.on_step(22.0, 30.0, prefills=True)
+    assert cache.hit_tokens("mine", 2.0) == 1000, "13 s to catch up"

@@ -55,7 +55,7 @@ def test_a_tenant_that_begins_many_contexts_stands_behind_the_first_ones_of_othe
     numbers = PlaceNumbers()
     flood = [numbers.next("a") for _ in range(64)]
     assert numbers.next("b") <= flood[0]
-    numbers.on_scheduled(flood[9])
+    numbers.on_allocated(flood[9])
     assert flood[9] < numbers.next("c") <= flood[10]
 
 
@@ -63,7 +63,7 @@ def test_a_tenant_gains_nothing_for_having_been_away():
     numbers = PlaceNumbers()
     numbers.next("b")
     for _ in range(100):
-        numbers.on_scheduled(numbers.next("a"))
+        numbers.on_allocated(numbers.next("a"))
     assert numbers.next("b") == 101
     numbers.give_back("b", 1)  # it was passed long ago
     assert numbers.next("b") == 102
@@ -138,7 +138,7 @@ def test_a_quantum_ends_after_many_turns_however_short():
     for _ in range(MIN_ENDED):
         quantum.on_program_end(Place(1, turns=30))
     for turn in range(1, 121):
-        place.on_scheduled()
+        place.on_allocated()
         assert place.charge(0.01, quantum) == (turn == 120)
 
 

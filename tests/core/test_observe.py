@@ -74,7 +74,7 @@ def test_would_be_pins_that_do_not_fit_keep_a_request_waiting(engine):
     engine.arrive("c1", list(range(300, 360)), program="c")
     assert engine.admit("c1"), "in the engine it runs"
     assert (pressure().free_blocks, pressure().num_waiting) == (0, 1)
-    assert pressure().wanted_blocks == 4
+    assert pressure().memory_is_short
     engine.finish("c1")
 
 
@@ -93,7 +93,7 @@ def test_top_says_what_real_pins_would_have_saved(engine):
     engine.turn("a2", [*context, 1, 2, 3], program="a")
     told = control.obey(engine.controller, {"do": "programs"}, engine.clock.now_s())
     line = summary_line(told | {"settings": {"policy": "observe"}})
-    assert "real ones would have saved 20 tokens of prefill, 20 s" in line
+    assert "real ones would have saved about 20 tokens of prefill, 20 s" in line
 
 
 def test_nothing_else_may_be_changed_beside_it():

@@ -8,7 +8,6 @@ import pytest
 
 from tests.core.stories import make_engine, token_engine, with_prefill_cost
 from ttlcache import policies
-from ttlcache.policies.adaptive import Adaptive
 from ttlcache.policies.base import Policy
 from ttlcache.types import Decision, GapKey, PinOutcome
 
@@ -225,14 +224,7 @@ def test_rules_that_plan_from_the_start_stand_by_their_plan(policy):
     assert expired(engine) == 1
 
 
-class FlatPrice(Adaptive):
-    """A held second costs a second."""
-
-    def _memory_price(self, turn, view):
-        return None
-
-
-policies.register("test-flat-price", f"{__name__}:FlatPrice")
+policies.register("test-flat-price", "bench.sim.rivals.ablations:FlatPrice")
 
 
 def test_an_estimate_overrun_falls_back_on_the_history():

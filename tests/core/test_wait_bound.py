@@ -21,7 +21,7 @@ def tier():
 def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
     bound = WaitBound(fixed_s, tier)
     for _ in range(requests):
-        bound.on_scheduled(wait_s)
+        bound.on_allocated(wait_s)
     return bound
 
 
@@ -47,7 +47,7 @@ def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):
 
 def test_what_the_operator_set_stands(tier):
     assert bound_after(tier, 3.0, fixed_s=30.0).seconds() == 30.0
-    assert bound_after(tier, 3.0).seconds(may_learn=False) == LAST_RESORT_S
+    assert bound_after(tier, 3.0).seconds(lambda: False) == LAST_RESORT_S
 
 
 @pytest.mark.parametrize(

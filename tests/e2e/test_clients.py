@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from tests.waiting import becomes
-from ttlcache.analysis.explain import verdicts
+from ttlcache.analysis.explain import claim_text
 from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import ProgramLog, TurnLog
 
@@ -125,13 +125,12 @@ def check(agent, conversations: list[list[str]], turns: int) -> None:
     assert len(set(programs)) == len(programs), "two conversations are one program"
     for ids in conversations:
         log = found[ids[0]][0]
-        by_turn = {verdict.turn.turn: verdict for verdict in verdicts(log)}
+        by_turn = {turn.turn: turn for turn in log.turns}
         for name in ids[1:]:
-            verdict = by_turn[found[name][1].turn]
-            excuses = ("expired", "victim", "no room under", "superseded")
-            assert verdict.claimed or any(e in verdict.claim for e in excuses), (
-                verdict.claim
-            )
+            turn = found[name][1]
+            claim = claim_text(turn, by_turn.get(turn.follows or 0), first=False)
+            excuses = ("claimed", "expired", "victim", "no room under", "superseded")
+            assert any(excuse in claim for excuse in excuses), claim
     claimed = sum(found[name][1].claimed_pin is not None for name in found)
     assert claimed > 0.5 * (len(found) - AGENTS)
 

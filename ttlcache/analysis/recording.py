@@ -61,15 +61,6 @@ class Decided:
     running: int = 0
     waiting: int = 0
 
-    @property
-    def benefit_s(self) -> float:
-        """Seconds that losing the KV would cost: the policy's own, else a reload."""
-        return max(0.0, float(self.inputs.get("benefit_s", self.recovery_s)))
-
-    @property
-    def price(self) -> float:
-        return max(0.0, float(self.inputs.get("price", 1.0)))
-
 
 @dataclass(slots=True)
 class TurnLog:
@@ -136,9 +127,9 @@ class ProgramLog:
 
     @property
     def depart_s(self) -> float | None:
-        """Departure of its last finished turn, None while none has finished."""
-        ends = [turn.finish_s for turn in self.turns if turn.finish_s is not None]
-        return max(ends) if ends else None
+        """Departure of its last completed turn, None while there is none."""
+        ends = [turn.finish_s for turn in self.turns if turn.completed]
+        return max((end_s for end_s in ends if end_s is not None), default=None)
 
     @property
     def jct_s(self) -> float | None:
@@ -164,11 +155,6 @@ class Recording:
         """The program of that id; of several jobs the last one."""
         found = [log for log in self.programs if log.program == program]
         return found[-1] if found else None
-
-    def max_ttl_s(self, log: ProgramLog) -> float:
-        """The cap on TTLs in that program's run; none where the head does not say."""
-        config = self.runs.get(log.run, {}).get("config", {})
-        return float(config.get("max_ttl_s", math.inf))
 
     @property
     def last_s(self) -> float:

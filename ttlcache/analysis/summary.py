@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ttlcache.analysis.recording import ProgramLog, Recording, held_in_vain
+from ttlcache.analysis.recording import (
+    Interval,
+    ProgramLog,
+    Recording,
+    held_in_vain,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,9 @@ class Spread:
 class Summary:
     """A recording in numbers; seconds and tokens.
 
-    jct: job completion time of programs with a finished turn, last departure minus
-        first arrival. makespan_s: from a run's first arrival to its last departure.
+    jct: job completion time of programs with a completed turn, last departure minus
+        first arrival; of `under_way` programs no end was seen. makespan_s: in which
+        runs had programs, from the first arrival to the last departure.
     claims: of pins. claimed_tokens: served from them. saved_tokens, saved_s: of those,
         what plain vLLM's prefix cache would have evicted, and the prefill that this
         spared. savable_tokens, savable_s: the same under policy `observe`, where
@@ -47,6 +54,7 @@ class Summary:
     """
 
     programs: int
+    under_way: int
     turns: int
     jct: Spread
     makespan_s: float
@@ -85,9 +93,10 @@ def summarize(recording: Recording) -> Summary:
     jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
     return Summary(
         programs=len(recording.programs),
+        under_way=sum(not log.how for log in recording.programs),
         turns=len(turns),
         jct=Spread.of(jcts),
-        makespan_s=sum(map(_makespan_s, by_run.values())),
+        makespan_s=_covered_s(sorted(filter(None, map(_span, by_run.values())))),
         prompt_tokens=prompt,
         cached_tokens=cached,
         claims=sum(turn.claimed_pin is not None for turn in turns),
@@ -107,10 +116,19 @@ def summarize(recording: Recording) -> Summary:
     )
 
 
-def _makespan_s(logs: Sequence[ProgramLog]) -> float:
-    """Of one run; 0 where no program of it has ended."""
+def _span(logs: Sequence[ProgramLog]) -> Interval | None:
+    """Of one run, None where no program of it has completed a turn."""
     departures = [end_s for log in logs if (end_s := log.depart_s) is not None]
-    return max(departures) - min(log.arrive_s for log in logs) if departures else 0.0
+    return (min(log.arrive_s for log in logs), max(departures)) if departures else None
+
+
+def _covered_s(spans: Sequence[Interval]) -> float:
+    """Several ranks may have run side by side."""
+    covered_s, until_s = 0.0, -math.inf
+    for start_s, end_s in spans:
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s
 
 
 def _unclaimed(recording: Recording) -> tuple[float, float]:

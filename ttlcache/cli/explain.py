@@ -1,7 +1,8 @@
-"""`ttlcache explain PROGRAM`: what was decided for each turn, and was it right?"""
+"""`ttlcache explain PROGRAM`: what was decided for each turn, and what became of it?"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ttlcache.analysis.explain import Group, Verdict, by_tool, verdicts
-from ttlcache.analysis.recording import Interval, ProgramLog, Recording, held_in_vain
+from ttlcache.analysis.explain import after_text, claim_text
+from ttlcache.analysis.recording import (
+    Interval,
+    ProgramLog,
+    Recording,
+    TurnLog,
+    held_in_vain,
+)
 from ttlcache.cli.common import facts, fail, numbers, plain, read, seconds
 
 
@@ -20,20 +27,16 @@ def explain(
         Path, typer.Option("--from", help="Folder of the recording (record_path).")
     ] = Path(),
 ) -> None:
-    """Each turn of a program: tool, history, TTL and why, outcome, regret."""
+    """Each turn of a program: tool, history, TTL and why, outcome."""
     recording = read(place)
     console = Console()
     log = _find(recording, program, console)
-    max_ttl_s = recording.max_ttl_s(log)
-    found = verdicts(log, max_ttl_s)
     if log.run in recording.observed_runs:
         console.print("policy observe: all pins and savings are would-be ones")
-    for verdict in found:
-        _print_turn(verdict, console)
-    groups = by_tool(log, max_ttl_s)
-    console.print(_sums(log, found, groups[0], recording.wanted(log.run)))
-    if groups[0].turns:
-        console.print(_groups(groups))
+    for number in range(len(log.turns)):
+        _print_turn(log, number, console)
+    console.print(_sums(log, recording.wanted(log.run)))
+    console.print(_by_tool(log))
 
 
 def _find(recording: Recording, program: str, console: Console) -> ProgramLog:
@@ -52,11 +55,12 @@ def _find(recording: Recording, program: str, console: Console) -> ProgramLog:
     return fail(f"no program {program!r} in this recording; there are e.g. {names}")
 
 
-def _print_turn(verdict: Verdict, console: Console) -> None:
-    turn, decided = verdict.turn, verdict.turn.decided
+def _print_turn(log: ProgramLog, number: int, console: Console) -> None:
+    turn, decided = log.turns[number], log.turns[number].decided
+    before = next((t for t in log.turns if t.turn == turn.follows), None)
     gap = "" if turn.gap_s is None else f", {seconds(turn.gap_s)} after the last one"
     console.print(
-        f"[bold]turn {verdict.number}[/] by {turn.rule or '?'}{gap}: "
+        f"[bold]turn {number + 1}[/] by {turn.rule or '?'}{gap}: "
         f"{turn.prompt_tokens:,} prompt tokens, {turn.cached_tokens:,} cached, "
         f"waited {seconds(turn.wait_s)}",
         highlight=False,
@@ -64,7 +68,7 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("  begin", plain(verdict.claim))
+    grid.add_row("  begin", plain(claim_text(turn, before, first=not number)))
     if turn.divergence is not None:
         grid.add_row("  prefix", plain(str(turn.divergence)))
     if decided is not None:
@@ -79,25 +83,17 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
             f"{decided.pinned_blocks:,} pinned; {decided.running} running, "
             f"{decided.waiting} waiting",
         )
-    grid.add_row("  end", plain(verdict.after))
-    if verdict.cost_s is not None:
-        grid.add_row(
-            "  cost",
-            f"{seconds(verdict.cost_s)}; oracle {seconds(verdict.oracle_s)}, "
-            f"best constant {seconds(verdict.constant_s)}",
-        )
+    grid.add_row("  end", plain(after_text(turn, log)))
     console.print(grid)
 
 
-def _sums(
-    log: ProgramLog, found: list[Verdict], whole: Group, wanted: list[Interval]
-) -> Table:
+def _sums(log: ProgramLog, wanted: list[Interval]) -> Table:
     pins = [turn.pin for turn in log.turns if turn.pin is not None]
     unclaimed_s = sum(pin.lived_s for pin in pins if pin.outcome != "claimed")
     in_vain_s = sum(e - s for pin in pins for s, e in held_in_vain(pin, wanted))
     rows = (
-        ("turns", str(len(found))),
-        ("claimed a pin", str(sum(v.claimed for v in found))),
+        ("turns", str(len(log.turns))),
+        ("claimed a pin", str(sum(t.claimed_pin is not None for t in log.turns))),
         ("tokens served from pins", f"{sum(t.claimed_tokens for t in log.turns):,}"),
         (
             "of those, plain vLLM would have evicted",
@@ -106,23 +102,25 @@ def _sums(
         ("prefill saved by that", seconds(sum(t.saved_s for t in log.turns))),
         ("held in vain", seconds(in_vain_s)),
         ("held while nobody wanted the memory", seconds(unclaimed_s - in_vain_s)),
-        ("regret against the oracle", seconds(whole.cost_s - whole.oracle_s)),
-        (
-            f"regret against the best constant, {seconds(whole.constant_ttl_s)}",
-            seconds(whole.cost_s - whole.constant_s),
-        ),
         ("job completion", seconds(log.jct_s)),
         ("ended", log.how or "not yet"),
     )
     return facts(f"program {plain(log.program)}", rows)
 
 
-def _groups(groups: list[Group]) -> Table:
-    title = "cost by tool, beside what hindsight would have paid"
-    columns = ("turns", "came\nback", "claimed", "cost", "oracle", "best\nconstant")
-    grid = numbers(title, (*columns, "its\nTTL"))
-    for group in groups:
-        sums = (group.cost_s, group.oracle_s, group.constant_s, group.constant_ttl_s)
-        counts = (group.turns, group.returned, group.claimed)
-        grid.add_row(plain(group.name), *map(str, counts), *map(seconds, sums))
+def _by_tool(log: ProgramLog) -> Table:
+    """Of turns that were decided on, by the tool they waited for."""
+    tools: dict[str, list[TurnLog]] = defaultdict(list)
+    for turn in log.turns:
+        if turn.decided is not None:
+            tools[turn.decided.tool].append(turn)
+    grid = numbers("by tool", ("turns", "pinned", "came back", "found the pin"))
+    for tool, turns in sorted(tools.items(), key=lambda item: -len(item[1])):
+        counts = (
+            len(turns),
+            sum(turn.pin is not None for turn in turns),
+            sum(turn.next_gap_s is not None for turn in turns),
+            sum(turn.next_claimed for turn in turns),
+        )
+        grid.add_row(plain(tool), *map(str, counts))
     return grid

@@ -37,7 +37,11 @@ class Table(NamedTuple):
 def of_recording(recording: Recording, summary: Summary) -> list[Table]:
     """Some may have no row."""
     s = summary
-    times = {"job completion": s.jct, "wait of a turn": s.wait, "life of a pin": s.pin}
+    times = {
+        "job completion": s.jct,
+        "wait of a turn that started": s.wait,
+        "life of a pin": s.pin,
+    }
     sums = {
         "prompt tokens": s.prompt_tokens,
         "of those, found in GPU memory": s.cached_tokens,
@@ -57,7 +61,8 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
     return [
         savings,
         Table(
-            f"{s.programs:,} programs in {seconds(s.makespan_s)}{runs}",
+            f"{s.programs:,} programs ({s.under_way:,} without an end) in "
+            f"{seconds(s.makespan_s)}{runs}",
             _SPREAD,
             [_spread(name, spread) for name, spread in times.items()],
         ),

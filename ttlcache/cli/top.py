@@ -99,12 +99,12 @@ def summary_line(engine: dict[str, Any]) -> str:
     off = "" if gauges.get("retention_enabled", 1) else " RETENTION IS OFF"
     saved = (
         f"  tokens served from pins: {totals.get('claimed_tokens', 0):,}; plain vLLM "
-        f"would have evicted {totals.get('prefill_tokens_saved', 0):,}"
+        f"would have evicted about {totals.get('prefill_tokens_saved', 0):,}"
     )
     if engine.get("settings", {}).get("policy") == "observe":
         prefill_s = totals.get("prefill_seconds_savable", 0.0)
         saved = (
-            "  policy observe, would-be pins; real ones would have saved "
+            "  policy observe, would-be pins; real ones would have saved about "
             f"{totals.get('prefill_tokens_savable', 0):,} tokens of prefill, "
             f"{seconds(prefill_s)}"
         )
@@ -113,7 +113,7 @@ def summary_line(engine: dict[str, Any]) -> str:
         f"{gauges.get('pins_active', 0):.0f} pins on "
         f"{gauges.get('pinned_blocks', 0) / pool:.0%} of {pool:.0f} blocks, "
         f"{gauges.get('free_blocks', 0) / pool:.0%} free{off}\n"
-        f"  pins claimed: {rate}, last turns left out "
+        f"  of pins that ended, claimed: {rate}, last turns left out "
         f"({', '.join(f'{k} {v}' for k, v in sorted(ended.items())) or 'none ended'})\n"
         f"{saved}"
     )

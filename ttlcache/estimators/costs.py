@@ -167,7 +167,7 @@ class CostModel:
             return None
         running = max(pressure.num_running, 0)
         if waiting <= 0 or (
-            pressure.wanted_blocks <= 0 and pressure.free_blocks > RESERVE_SHARE * pool
+            not pressure.memory_is_short and pressure.free_blocks > RESERVE_SHARE * pool
         ):  # those who wait lack a place in the batch, not memory
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)

@@ -185,20 +185,22 @@ def holds_wide_int(value: object) -> bool:
 
 def _measure(entry: object, left: int, max_depth: int) -> int:
     """`left` less the size of `entry`. What is too deep must not recurse."""
-    pending = [(entry, 0)]
-    while pending:
-        part, depth = pending.pop()
+    level, depth = [entry], 0
+    while level:
         if depth > max_depth:
             raise UnfitValueError("nested_too_deep")
-        left -= 1
-        if isinstance(part, str):
-            left -= len(part)
-            if not is_encodable(part):
-                raise UnfitValueError("nested_encoding")
-        parts = _parts(part)
-        if left < len(parts):
-            raise UnfitValueError("nested_too_large")
-        pending += [(each, depth + 1) for each in parts]
+        deeper: list[object] = []
+        for part in level:
+            left -= 1
+            if isinstance(part, str):
+                left -= len(part)
+                if not is_encodable(part):
+                    raise UnfitValueError("nested_encoding")
+            else:
+                deeper += _parts(part)
+            if left < len(deeper):
+                raise UnfitValueError("nested_too_large")
+        level, depth = deeper, depth + 1
     return left
 
 

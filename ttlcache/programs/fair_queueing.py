@@ -60,7 +60,7 @@ class Place:
         """Its quantum is used up, no turn was admitted since: a pin gives no rank."""
         return self.quantum_from_s == math.inf
 
-    def on_scheduled(self) -> None:
+    def on_allocated(self) -> None:
         """A turn got its memory: the next quantum begins if the last one is used up."""
         self.turns += 1
         if self.is_used_up:
@@ -108,7 +108,7 @@ class PlaceNumbers:
         if min(number, self._last.get(tenant, 0)) > self._started:
             self._last[tenant] -= 1
 
-    def on_scheduled(self, number: int) -> None:
+    def on_allocated(self, number: int) -> None:
         """A turn that stood at this number got its memory."""
         self._started = max(self._started, number)
 
@@ -136,25 +136,25 @@ class Quantum:
         mean.observe(seconds)
 
     @property
-    def turn_s(self) -> SlidingMean:
-        """Of the latest turns."""
+    def turn_seconds(self) -> SlidingMean:
+        """Mean seconds that one of the latest turns ran."""
         return self._later_s if self._later_s.count else self._first_s
 
     def on_program_end(self, place: Place) -> None:
         """A program is over. One-shot requests say nothing of how long programs are."""
         if place.turns > 1:
-            most_s = MOST_TURNS * self.turn_s.value
+            most_s = MOST_TURNS * self.turn_seconds.value
             self._program_s.observe(min(place.served_s, most_s))
             self._program_turns.observe(min(place.turns, MOST_TURNS))
 
     @property
     def seconds(self) -> float:
         """Infinite until a turn has run."""
-        if not self.turn_s.count:
+        if not self.turn_seconds.count:
             return math.inf
         if self._fixed_turns is not None:
-            return self._fixed_turns * self.turn_s.value
-        least_s = LEAST_TURNS * self.turn_s.value
+            return self._fixed_turns * self.turn_seconds.value
+        least_s = LEAST_TURNS * self.turn_seconds.value
         if self._program_s.count < MIN_ENDED:
             return least_s
         return max(least_s, PROGRAMS_PER_QUANTUM * self._program_s.value)

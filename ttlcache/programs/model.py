@@ -209,7 +209,7 @@ class Claim(NamedTuple):
 
     tokens: of its prompt, served from the pin.
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
-        and the seconds of prefill that it would cost.
+        less what turns without a pin lost that it would have had; seconds of prefill.
     is_real: not so under policy `observe`.
     """
 
@@ -232,8 +232,6 @@ class RequestRecord:
     user_priority: int
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
-    fresh_tokens: int = 0  # of these, without what its pin held when it arrived
-    arrived_tokens: int | None = None  # see `estimators.lru_backlog`; None: a fault
     stable_tokens: int = 0  # of its prompt, without the template's last ones
     head_tokens: int = 0  # main conversation's first prompt; 0 in a side request
     divergence: Divergence | None = None  # from its program's last context
@@ -242,25 +240,28 @@ class RequestRecord:
     work_delay_places: int = 0  # by which its program's work left puts it back
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
-    refused_s: float | None = None  # when memory was first refused to it
+    lacks_memory_since_s: float | None = None  # when memory was first refused to it
     held_back: bool = False  # by admission, for the growth of others
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
+    continued_end_s: float | None = None  # when that turn ended
     asked_tier: bool = False  # for what GPU memory has not
+    loads: bool = False  # from there, now
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
 
     def shift_times(self, seconds: float, now_s: float) -> None:
         """As if all that happened to it had happened so much later, at most now."""
-        for name in ("queued_s", "refused_s", "admitted_s", "first_token_s"):
+        for name in ("queued_s", "lacks_memory_since_s", "admitted_s", "first_token_s"):
             at_s = getattr(self, name)
             if at_s is not None:
                 setattr(self, name, min(now_s, at_s + seconds))
 
     def memory_wait_s(self, now_s: float) -> float:
         """For how long memory has been refused to it."""
-        return 0.0 if self.refused_s is None else now_s - self.refused_s
+        since_s = self.lacks_memory_since_s
+        return 0.0 if since_s is None else now_s - since_s
 
     def lost_its_kv(self, cached_tokens: int) -> bool:
         """Whether so few tokens found in GPU memory mean that it was evicted."""

@@ -91,7 +91,7 @@ class ProgramTable:
         return program if is_theirs else None
 
     def new_place(self, tenant: str) -> Place:
-        """Of a context that begins now."""
+        """A place in the queue for a context that begins now."""
         return Place(self.place_numbers.next(tenant))
 
     def get_or_create(self, key: tuple[str, str], now_s: float) -> Program:

@@ -6,14 +6,14 @@ The one place that opens and closes gaps, and that ends pins in all tables at on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from ttlcache.clock import Clock
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory, interned
-from ttlcache.estimators.lru_backlog import Backlog
+from ttlcache.estimators.plain_cache import PlainCache
 from ttlcache.programs.continuation import Continuation, Relation
 from ttlcache.programs.divergence import outline
 from ttlcache.programs.model import (
@@ -64,7 +64,7 @@ class Followed(NamedTuple):
 class OpenTurns:
     """Open turns of all programs: gaps, continuations, ends.
 
-    backlog: of plain vLLM.
+    plain: the cache that vLLM would have without pins.
     """
 
     clock: Clock
@@ -73,11 +73,13 @@ class OpenTurns:
     pins: PinTable
     gaps: GapHistory
     costs: CostModel
-    backlog: Backlog
+    plain: PlainCache
     telemetry: Telemetry
     on_rekey: Callable[[str], None] | None
     on_stall: OnStall
     on_unclaimed: OnUnclaimed
+    #: Lost without a pin where plain vLLM would have hit, and not made up for so far.
+    _owed_tokens: int = field(default=0, init=False)
 
     def open(self, record: RequestRecord, finish: Finish, now_s: float) -> Turn:
         """A request finished as a turn of its program: its gap begins."""
@@ -148,13 +150,24 @@ class OpenTurns:
         The caller ends the pin next.
         """
         claimed = min(cached_tokens, pin.kv_tokens)
-        others = self.pins.kv_tokens - pin.kv_tokens
-        before = self.backlog.tokens_before(record.arrived_tokens or 0, others)
-        plain_hit = self.holder.plain_hit_tokens(pin.pin_id, int(before))
-        kept = int(min(plain_hit, claimed))
-        saved_s = self.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
-        self.backlog.on_saved(claimed - kept, saved_s)
-        return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
+        kept = self._plain_hit_tokens(record, claimed)
+        saved, saved_s = claimed - kept, self.costs.prefill_s(claimed, kept)
+        self.plain.on_saved(saved_s)
+        owed = min(saved, self._owed_tokens)
+        self._owed_tokens -= owed
+        if owed:
+            saved_s *= (saved - owed) / saved
+        return Claim(pin.pin_id, claimed, saved - owed, saved_s)
+
+    def account_loss(self, record: RequestRecord, cached_tokens: int) -> None:
+        """A request goes on from a turn without a pin: pins of others may be why.
+
+        What plain vLLM's cache would have had more of it, later claims save less.
+        """
+        if not record.asked_tier:  # a reload is no prefill
+            tokens = record.reusable_tokens // self.block_tokens * self.block_tokens
+            kept = self._plain_hit_tokens(record, tokens)
+            self._owed_tokens += max(0, kept - cached_tokens)
 
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """No request will continue this turn."""
@@ -220,6 +233,13 @@ class OpenTurns:
         )
         self.telemetry.shrink(self.clock.now_s(), pin)
         return shrunk.freed_blocks
+
+    def _plain_hit_tokens(self, record: RequestRecord, most_tokens: int) -> int:
+        """Of the turn that a request continues, what plain vLLM would find cached."""
+        ended_s = record.continued_end_s
+        if ended_s is None:
+            return 0
+        return int(min(self.plain.hit_tokens(record.program.key, ended_s), most_tokens))
 
     def _has_claimant(self, turn: Turn) -> bool:
         pin = self.pins.get(turn.pin_id)

@@ -81,7 +81,7 @@ class Reclaimer:
         if urgency is Urgency.WAITING:
             return self._for_waiting(needed_blocks, program, own_pin_id, rank, mode)
         tenant = "" if program is None else program.tenant
-        if urgency is Urgency.OVERDUE:
+        if urgency is Urgency.FIRST:
             return self._unless_in_vain(
                 (own_pin_id,), needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
             )
@@ -222,6 +222,8 @@ class Reclaimer:
 
     def _if_it_helps(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         """Take pins only if they can be enough: anything less would be waste."""
+        if self.pins.kv_blocks < needed:
+            return 0
         offered = 0
         for pin in self.pins.in_eviction_order():
             if eligible(pin):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ttlcache.programs.model import Pin, RequestRecord
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import BlockHolder, PinOutcome, Pressure, ReleaseMode, Shrunk
 
@@ -25,22 +24,12 @@ class ShadowHolder:
 
     def __init__(self, engine: BlockHolder, pins: PinTable) -> None:
         self._engine, self._pins = engine, pins
-        self._found_tokens = 0
-
-    def would_find(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> int:
-        """Prompt tokens that the request would find cached if its pin were real."""
-        self._found_tokens = cached_tokens
-        # The last token is always computed.
-        return max(cached_tokens, min(pin.kv_tokens, record.num_tokens - 1))
 
     def lacks_memory(self) -> bool:
         """Whether real pins would leave running requests too little."""
         return self._pins.kv_blocks > self._engine.pressure().free_blocks
 
     # --- BlockHolder -------------------------------------------------------
-
-    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
-        return self._found_tokens
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return 0
@@ -68,5 +57,5 @@ class ShadowHolder:
         return real._replace(
             free_blocks=0,
             num_waiting=real.num_waiting + too_many,
-            wanted_blocks=max(lacking, real.wanted_blocks),
+            memory_is_short=True,
         )

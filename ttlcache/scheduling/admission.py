@@ -84,8 +84,9 @@ class _Share:
 
 class GrowthReserve(AdmissionControl):
     """A new program waits until its own context and the growth of all fit, nothing
-    runs, no turn has started for as long as one takes (`MemoryArbiter.opens_s`), or it
-    has waited for `max_queue_wait_s` (the engine adapter's part):
+    runs, no turn has started for as long as one takes
+    (`MemoryArbiter.admits_all_from_s`), or it has waited for `max_queue_wait_s` (the
+    engine adapter's part):
 
         needed + min(growth(c of the new one) + sum of growth(c) over those that hold
         memory, half of the pool) <= free

@@ -39,7 +39,7 @@ class MemoryArbiter:
     open_turns: OpenTurns
     retention: Retention
     reclaimer: Reclaimer
-    tier: LowerTierStats
+    tier_stats: LowerTierStats
 
     def is_newcomer(self, request_id: str) -> bool:
         """Whether a waiting request may be held back for others' growth."""
@@ -62,19 +62,19 @@ class MemoryArbiter:
             return True
         if not self.retention.is_enabled:
             return True
-        if self.clock.now_s() >= self.opens_s:
+        if self.clock.now_s() >= self.admits_all_from_s:
             return True
         return self._missing_blocks(record, needed_pool_blocks) == 0
 
     @property
-    def opens_s(self) -> float:
+    def admits_all_from_s(self) -> float:
         """Until then a newcomer is held back for others' growth.
 
         No turn has started for as long as a turn takes: what runs are long answers,
         beside which the engine has time for more.
         """
-        turn_s = self.queue.quantum.turn_s
-        return self.queue.started_s + turn_s.value if turn_s.count else math.inf
+        turns = self.queue.quantum.turn_seconds
+        return self.queue.last_started_s + turns.value if turns.count else math.inf
 
     def may_be_passed(self, request_id: str) -> bool:
         """Whether programs that have started may go before a newcomer held back.
@@ -82,21 +82,18 @@ class MemoryArbiter:
         For one quantum; with several tenants never, as one's would pass another's.
         """
         record = self.requests.get(request_id)
-        if (
-            record is None
-            or record.refused_s is None
-            or not self.is_newcomer(request_id)
-        ):
+        since_s = None if record is None else record.lacks_memory_since_s
+        if since_s is None or not self.is_newcomer(request_id):
             return False
-        if self.clock.now_s() - record.refused_s >= self.queue.quantum.seconds:
+        if self.clock.now_s() - since_s >= self.queue.quantum.seconds:
             return False
         return self.retention.num_tenants() <= 1
 
-    def on_refused(self, request_id: str) -> None:
+    def on_lack_of_memory(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""
         record = self.requests.get(request_id)
-        if record is not None and record.refused_s is None:
-            record.refused_s = self.clock.now_s()
+        if record is not None and record.lacks_memory_since_s is None:
+            record.lacks_memory_since_s = self.clock.now_s()
 
     def free_for_newcomer(self, request_id: str, needed_pool_blocks: float) -> int:
         """`may_start` said no: pins that have no right to stay give way.
@@ -108,11 +105,11 @@ class MemoryArbiter:
         if record is None:
             return 0
         record.held_back = True
-        freed = self.redecide_uncontended()
+        freed = self.redecide_under_pressure()
         missing = self._missing_blocks(record, needed_pool_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, missing)
 
-    def redecide_uncontended(self) -> int:
+    def redecide_under_pressure(self) -> int:
         """A request waits for memory: pins made while nobody did are decided anew.
 
         Returns:
@@ -150,7 +147,7 @@ class MemoryArbiter:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self.open_turns.end_pin(pin, PinOutcome.RESET)
-        self.tier.on_new_generation()  # what was not copied yet never will be
+        self.tier_stats.on_new_generation()  # what was not copied yet never will be
 
     def _missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
         """How many more free pool blocks would let the request start."""

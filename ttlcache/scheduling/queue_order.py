@@ -24,7 +24,7 @@ class QueueOrder:
 
     requests: those between arrival and finish.
     quantum: service for which a context keeps its place.
-    started_s: when a turn last got its memory.
+    last_started_s: when a turn last got its memory.
     """
 
     requests: Mapping[str, RequestRecord]
@@ -35,7 +35,7 @@ class QueueOrder:
     work: RemainingWork
     wait_bound: WaitBound
     telemetry: Telemetry
-    started_s: float = -math.inf
+    last_started_s: float = -math.inf
 
     # --- what an engine adapter asks --------------------------------------
 
@@ -94,13 +94,12 @@ class QueueOrder:
             self.work.on_arrival(record.queued_s, newest)
         self._read_place(record)
 
-    def on_scheduled(self, record: RequestRecord) -> None:
+    def on_allocated(self, record: RequestRecord, now_s: float) -> None:
         """The request waits no longer."""
-        self.programs.place_numbers.on_scheduled(record.queue_place)
-        record.place.on_scheduled()
-        admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
-        self.started_s = admitted_s
-        self.wait_bound.on_scheduled(admitted_s - record.queued_s)
+        self.programs.place_numbers.on_allocated(record.queue_place)
+        record.place.on_allocated()
+        self.last_started_s = now_s
+        self.wait_bound.on_allocated(now_s - record.queued_s)
 
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""

@@ -16,6 +16,7 @@ down. Measured in docs/research/tiers-measurements.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ttlcache.config import LAST_RESORT_S
@@ -42,18 +43,17 @@ class WaitBound:
     tier: LowerTierStats
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
-    def on_scheduled(self, wait_s: float) -> None:
+    def on_allocated(self, wait_s: float) -> None:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
 
-    def seconds(self, *, may_learn: bool = True) -> float:
+    def seconds(self, may_learn: Callable[[], bool] = lambda: True) -> float:
         """W as it is now.
 
         may_learn: False where some requests are meant to pass others.
         """
         if self.fixed_s is not None:
             return self.fixed_s
-        may_learn = may_learn and self._wait_s.count >= MIN_REQUESTS
-        if not (may_learn and self.tier.keeps):
+        if not self.tier.keeps or self._wait_s.count < MIN_REQUESTS or not may_learn():
             return LAST_RESORT_S
         return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)

@@ -96,7 +96,7 @@ class Telemetry:
         self.metrics.observe("gap_seconds", gap_s)
         self.metrics.observe("tool_gap_seconds", gap_s, tool_class(gap_key))
 
-    def admit(
+    def on_allocated(
         self,
         now_s: float,
         record: RequestRecord,
@@ -104,7 +104,7 @@ class Telemetry:
         claim: Claim | None,
         again: bool,
     ) -> None:
-        """It got its blocks; again: after a preemption, or after its load."""
+        """It got its blocks; again: after a preemption."""
         is_claim = claim is not None and claim.is_real
         if claim is not None:
             end = "saved" if claim.is_real else "savable"

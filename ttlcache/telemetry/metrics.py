@@ -24,12 +24,13 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "pins_started": ("Pins started.", None),
     "claimed_tokens": ("Prompt tokens served from a claimed pin.", None),
     "prefill_tokens_saved": (
-        "Of those, the ones that plain vLLM's prefix cache would have evicted.",
+        "Of those, estimated, what plain vLLM's prefix cache would have evicted, less "
+        "what turns without a pin lost that it would have had.",
         None,
     ),
     "prefill_seconds_saved": ("Seconds of prefill that pins saved, estimated.", None),
     "prefill_tokens_savable": (
-        "Under policy observe: prompt tokens that pins would have saved.",
+        "Under policy observe, estimated: prompt tokens that pins would have saved.",
         None,
     ),
     "prefill_seconds_savable": (
@@ -54,7 +55,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "tier_bytes": ("KV bytes copied between GPU and lower tier.", "direction"),
     "tier_outages": ("Times the lower tier stopped answering.", None),
     "quanta_used_up": ("Quanta of service after which a program lost its place.", None),
-    "aged_requests": ("Requests served early because they waited too long.", None),
+    "overdue_requests": ("Requests served early because they waited too long.", None),
 }
 GAUGES: dict[str, str] = {
     "pins_active": "Pins alive.",
@@ -68,7 +69,8 @@ GAUGES: dict[str, str] = {
         "leaves them free, half of the pool at most."
     ),
     "lower_tier_kept_share": (
-        "Of tokens lost to the lower tier that turns came back to, the share it had."
+        "Of tokens lost to the lower tier that turns came back to, the share of which "
+        "it had most of the context."
     ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",

@@ -42,7 +42,7 @@ GAP_KEYS = (
     APPROVAL_GAP,
 )
 IDLE = Pressure(pool_blocks=10_000, free_blocks=10_000)
-BUSY = Pressure(10_000, 20, 6_000, num_running=5, num_waiting=20, wanted_blocks=500)
+BUSY = Pressure(10_000, 20, 6_000, num_running=5, num_waiting=20, memory_is_short=True)
 PRESSURES = (Pressure(), IDLE, BUSY)
 
 #: Bar of `decide` in seconds, as the median over `TIMED_DECISIONS`.

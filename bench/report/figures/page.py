@@ -86,6 +86,7 @@ def _grid(result: Json, title: str) -> str:
     header, arms = verdict.arms(rows)
     columns = [header.index(name) for name in _ARM_COLUMNS]
     behind = "; ".join(verdict.behind(rows)) or "nowhere"
+    tell = "do not say" if "--no-tell-last" in setting["command"] else "say"
     lines = [
         f"## {title}",
         "",
@@ -94,7 +95,7 @@ def _grid(result: Json, title: str) -> str:
         "pool, load as a share of the best arm's capacity. Base: the best of three "
         "readings of CacheTTL. Headroom: `oracle` takes at most "
         f"{verdict.HEADROOM:g} of the best other arm's mean JCT. 95 % intervals. "
-        "First prompts share as many tokens as the shortest has. "
+        f"First prompts begin alike. Clients {tell} their last turn. "
         "[How far to trust the rivals]"
         "(../bench/README.md#how-far-to-trust-the-rivals).",
         *(f"{caveat}." for caveat in verdict.caveats(rows)),

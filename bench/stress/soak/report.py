@@ -34,7 +34,7 @@ class Ending:
     pins: dict[str, float]
     """Pins by outcome."""
     preemptions: float
-    aged_requests: float
+    overdue_requests: float
     """Requests that reached W and were served first."""
     hints_rejected: float
 
@@ -128,7 +128,7 @@ def load_table(result: SoakResult) -> Table:
         ),
         ("pins", pins),
         ("preemptions", f"{ending.preemptions:,.0f}"),
-        ("requests that reached W", f"{ending.aged_requests:,.0f}"),
+        ("requests that reached W", f"{ending.overdue_requests:,.0f}"),
         ("free blocks, fewest seen", f"{low:,.0f} of {ending.pool_blocks:,.0f}"),
         ("slowest scrape of /metrics", f"{slowest_s:.2f} s"),
     )

@@ -131,6 +131,6 @@ def _end(server: VLLMServer) -> Ending:
         retention_enabled=count("ttlcache_retention_enabled"),
         pins=by_label(numbers, "ttlcache_pins_total", "outcome"),
         preemptions=count("vllm:num_preemptions_total"),
-        aged_requests=count("ttlcache_aged_requests_total"),
+        overdue_requests=count("ttlcache_overdue_requests_total"),
         hints_rejected=count("ttlcache_hints_rejected_total"),
     )

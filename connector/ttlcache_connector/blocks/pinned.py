@@ -7,8 +7,6 @@ prefix caching.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.counterfactual_lru import CounterfactualLRU, can_be_hit
 from ttlcache_connector.blocks.recurrent_states import RecurrentStates
 
 if TYPE_CHECKING:
@@ -72,14 +69,11 @@ class PinnedBlocks:
         self.pool = pool
         #: Whether a prefix of a pin is a hit: not with several KV cache groups.
         self.is_divisible = len(group_block_tokens) == 1
-        self.wanted_blocks = 0  # what the head of the queue lacked last
+        self.memory_is_short = False  # a waiting request lacks some
         #: The blocks of each pin, by its id.
         self.held: dict[int, list[KVCacheBlock]] = {}
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
-        self.counterfactual_lru = CounterfactualLRU(pool)
-        # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
-        self._evicted_at: dict[int, int] = {}
         self._refs: Counter[int] = Counter()
         self._unpinned_refs = {} if unpinned_refs is None else unpinned_refs
 
@@ -95,40 +89,11 @@ class PinnedBlocks:
             blocks += [b for b in own if b.block_hash is not None and not b.is_null]
         return Candidate(blocks, kv_tokens, self._refs)
 
-    def hold(
-        self, pin_id: int, blocks: Sequence[KVCacheBlock], rest_blocks: int = 0
-    ) -> None:
-        """Reference `blocks` for a pin; they must be referenced or free now.
-
-        rest_blocks: of the turn, behind these, which are not pinned.
-        """
-        ahead = self._plain_free_blocks()
+    def hold(self, pin_id: int, blocks: Sequence[KVCacheBlock]) -> None:
+        """Reference `blocks` for a pin; they must be referenced or free now."""
         self.pool.touch(blocks)
-        turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
-        self._evicted_at[pin_id] = (
-            self.counterfactual_lru.taken_blocks + ahead + turn_blocks
-        )
         self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
-
-    def plain_hit_tokens(self, pin_id: int, tokens_before: int) -> float:
-        blocks = self.held.get(pin_id, [])
-        # With several groups more: so what is said to be saved is not too much.
-        taken_blocks = tokens_before // self._group_block_tokens[0]
-        taken_blocks += self.counterfactual_lru.taken_at_lookup
-        left = self._evicted_at.get(pin_id, 0) - taken_blocks
-        if not self.is_divisible and left >= 0:
-            return math.inf
-        kept = max(left, _count_shared(blocks)) if self.is_divisible else 0
-        self.counterfactual_lru.on_recompute(max(0, len(blocks) - kept))
-        return kept * self._group_block_tokens[0]
-
-    def _plain_free_blocks(self) -> int:
-        """Blocks that plain vLLM would have free: all that no request references."""
-        ours = len(self._refs) + len(self._unpinned_refs)
-        ours += 0 if self.states is None else len(self.states.refs)
-        free = self.pool.get_num_free_blocks() + ours
-        return min(free, usable_blocks(self.pool))
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return free_tail_first(self.pool, self.hand_over(pin_id))
@@ -139,7 +104,6 @@ class PinnedBlocks:
         tail = blocks[keep:]
         del blocks[keep:]
         if not blocks:
-            self._evicted_at.pop(pin_id, None)
             self.held.pop(pin_id, None)
         count_down(self._refs, tail)
         return tail
@@ -191,7 +155,7 @@ class PinnedBlocks:
             pinned_blocks=len(self._refs),
             num_running=num_running,
             num_waiting=num_waiting,
-            wanted_blocks=self.wanted_blocks,
+            memory_is_short=self.memory_is_short,
         )
 
     def references(self) -> dict[int, int]:
@@ -226,6 +190,11 @@ def free_tail_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> int:
     return int(pool.get_num_free_blocks() - before)
 
 
+def can_be_hit(block: KVCacheBlock) -> bool:
+    # Blocks outside a sliding window were replaced by the null block.
+    return block.block_hash is not None and not block.is_null
+
+
 def count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
     """One reference less of each block."""
     for block_id in ids_of(blocks):
@@ -233,12 +202,4 @@ def count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
         if count > 1:
             refs[block_id] = count - 1
         else:
-            del refs[block_id]
-
-
-def _count_shared(blocks: Sequence[KVCacheBlock]) -> int:
-    """Leading blocks in use by more than one pin and the request that claims it.
-
-    Whatever uses a block uses all before it.
-    """
-    return bisect_left(blocks, True, key=lambda block: block.ref_cnt <= 2)
+            refs.pop(block_id, None)  # quicker than a Counter's own `del`

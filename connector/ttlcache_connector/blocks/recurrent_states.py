@@ -77,7 +77,7 @@ class RecurrentStates:
         """
         for each in self._under_way.values():
             if each.request.status is not RequestStatus.RUNNING:
-                self._let_go(each)
+                self._drop(each)
                 continue
             computed_blocks = each.request.num_computed_tokens // self._block_tokens
             if computed_blocks != each.computed_blocks:
@@ -99,19 +99,21 @@ class RecurrentStates:
         """Drop our references for a request that has ended."""
         each = self._under_way.pop(request_id, None)
         if each is not None:
-            self._let_go(each)
+            self._drop(each)
 
     def drop_all(self) -> None:
         for each in self._under_way.values():
-            self._let_go(each)
+            self._drop(each)
 
-    def _let_go(self, each: _UnderWay) -> None:
-        """Until the request runs again."""
+    def _drop(self, each: _UnderWay) -> None:
+        """Hold no state of a request until it has computed more."""
         self._hold(each, [])
         each.computed_blocks = 0
 
     def _hold(self, each: _UnderWay, states: list[KVCacheBlock]) -> None:
         before, each.states = each.states, states
+        if not (before or states):
+            return  # as mostly: what follows walks over all references
         self._pool.touch(states)
         self.refs.update(block.block_id for block in states)
         self.refs -= Counter(block.block_id for block in before)

@@ -92,7 +92,7 @@ class _Copy:
 
 
 class UnpinnedTurns:
-    """References on the blocks of such turns, and what becomes of them."""
+    """References on the blocks of turns without a pin, until they are copied or go."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class UnpinnedTurns:
         Returns:
             Blocks that became free.
         """
-        freed = self._drop_copies(needed_blocks, overdue=True)
+        freed = self._drop_copies(needed_blocks, timed_out=True)
         if not at_once:
             return freed + self._make_room(needed_blocks - freed)
         for turn in self.cached.by_age():
@@ -259,24 +259,27 @@ class UnpinnedTurns:
                 return freed
             if self._count_alone(turn.blocks):
                 freed += self._give(turn)
-        return freed + self._drop_copies(needed_blocks - freed, overdue=False)
+        return freed + self._drop_copies(needed_blocks - freed, timed_out=False)
 
-    def start_copies_ahead(self, tokens_ahead: Callable[[], Sequence[int]]) -> None:
+    def start_copies_ahead(
+        self, num_running: int, prompt_tokens_ahead: Callable[[], Sequence[int]]
+    ) -> None:
         """Begin to copy as many blocks as running requests are about to need.
 
         Waiting requests can wait for a copy, which may be needless by then.
 
         Args:
-            tokens_ahead: for each running request, tokens of its prompt to come.
+            prompt_tokens_ahead: of each running request whose prompt is not done, the
+                tokens to come.
         """
         free = self._pool.get_num_free_blocks()
         if free >= self._room_blocks or not self.cached:
             return
         # An answer's next token may begin a block, and the one after the copy another.
-        wanted = sum(
-            sum(tokens // size + 2 for size in self._group_block_tokens)
-            for tokens in tokens_ahead()
-        )
+        sizes = self._group_block_tokens
+        wanted = 2 * num_running * len(sizes)
+        if wanted < self._room_blocks:
+            wanted += sum(n // size for n in prompt_tokens_ahead() for size in sizes)
         self._make_room(min(wanted, self._room_blocks) - free)
 
     def references(self) -> Counter[int]:
@@ -321,18 +324,18 @@ class UnpinnedTurns:
             freed = self._unref(turn.blocks)
         return freed
 
-    def _drop_copies(self, needed_blocks: int, *, overdue: bool) -> int:
+    def _drop_copies(self, needed_blocks: int, *, timed_out: bool) -> int:
         now_s, freed = self._clock.now_s(), 0
         for request_id, copy in list(self._copies.items()):
             if freed >= needed_blocks:
                 break
-            if not overdue or copy.due_s <= now_s:
+            if not timed_out or copy.due_s <= now_s:
                 freed += self._unref(self._pop_copy(request_id))
                 self._count("demotions", "dropped")
         return freed
 
     def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:
-        """How many of these only such turns reference."""
+        """How many of these blocks nothing but unpinned turns references."""
         return sum(b.ref_cnt == self.refs[b.block_id] for b in blocks)
 
     def _pop(self, request_id: str) -> list[KVCacheBlock]:

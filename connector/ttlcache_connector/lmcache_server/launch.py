@@ -81,6 +81,8 @@ class TierOptions:
             # Of a store that was given up: until then a prefix ends at its chunks.
             *("--l1-write-ttl-seconds", "300"),
             *("--session-ttl-seconds", str(self.hold_reads_s)),
+            # A worker is heard of from its first copy on, which may be hours away.
+            *("--worker-registration-grace-seconds", "1e9"),
         ]
         if self.disk is not None:
             args += ["--l2-adapter", json.dumps(self._disk_adapter())]

@@ -108,7 +108,7 @@ class AllocationGuard:
         urgency, needed = self.urgency(request, kwargs), 0
         while True:
             missing = self.missing_blocks(request, num_new_tokens, kwargs)
-            if self._is_refused(missing, urgency):
+            if self._pins_would_not_help(missing, urgency):
                 return None
             needed = max(2 * needed, missing, 1)
             if not self._callbacks.eviction(needed, request, urgency):
@@ -166,7 +166,7 @@ class AllocationGuard:
         # request stands before those to come.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
         if is_first or not self._engine.queue_follows_pin_ranks:
-            return Urgency.OVERDUE
+            return Urgency.FIRST
         return Urgency.WAITING
 
     @guarded(fallback=0)
@@ -188,7 +188,7 @@ class AllocationGuard:
                 missing += max(0, min(ahead, spare + nulls)) - max(0, min(ahead, spare))
         return missing
 
-    def _is_refused(self, missing: int, urgency: Urgency) -> bool:
+    def _pins_would_not_help(self, missing: int, urgency: Urgency) -> bool:
         """Whether it was not for memory that the call failed.
 
         vLLM refuses what hits a recurrent state that is computed only in this step:

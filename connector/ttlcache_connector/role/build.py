@@ -102,7 +102,7 @@ class SchedulerRoleBuilder:
         sizes = [group.block_tokens for group in groups_of(manager)]
         states = RecurrentStates.of(manager)
         demoting: DemotingBlocks | None = None
-        if lower.is_set:
+        if lower.is_configured:
             lower.tier.bind(manager)
             stores, room = lower.tier.demotions, self._room_blocks(pool, sizes)
             count = self._metrics.count

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
 
 if TYPE_CHECKING:
@@ -58,15 +60,18 @@ class EngineView:
             return 0, 0
         return len(self.scheduler.running), len(self.scheduler.waiting)
 
-    def tokens_ahead(self, scheduled_tokens: Mapping[str, int]) -> list[int]:
-        """What each running request has to compute after this step, at least."""
+    def prompt_tokens_ahead(
+        self, prefills: Prefills, scheduled_tokens: Mapping[str, int]
+    ) -> list[int]:
+        """What running requests have to compute of prompts after this step."""
         if self.scheduler is None:  # a foreign one: as much as may ever be needed
             return [self._config.max_num_batched_tokens]
         done = scheduled_tokens.get
         return [
             # Below 0 where a token is on its way from the worker.
             max(0, r.num_tokens - r.num_computed_tokens - done(r.request_id, 0))
-            for r in self.scheduler.running
+            for r in prefills
+            if r.status is RequestStatus.RUNNING
         ]
 
     def rekey(self, request_id: str) -> None:
@@ -86,7 +91,7 @@ class EngineView:
 
     def is_overdue(self, request: Request) -> bool:
         """Whether it has waited longer than the bound."""
-        return self._queue is not None and self._queue.is_aged(request.request_id)
+        return self._queue is not None and self._queue.is_overdue(request.request_id)
 
 
 class Prefills:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ttlcache.clock import stopwatch_s
 from ttlcache.errors import nearest
 from ttlcache.programs.hints import HINT_KEYS, parse_hints
-from ttlcache.types import Arrival, Finish, Finished, Hints
+from ttlcache.types import UNKNOWN_GAP, Arrival, Finish, Finished, GapKey, Hints
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -92,9 +92,9 @@ class RequestEvents:
     def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond those found in GPU memory; None means ask again."""
         self.note_local_hit(request, hit_tokens)
-        if not self._lower.is_set:
+        if not self._lower.is_configured:
             return 0, False
-        found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
+        found = self._lower.match(request, hit_tokens, self.max_stored_tokens(request))
         if found.is_answered:
             self.tier_looked_up(request)
         return found.tokens, bool(found.tokens)
@@ -102,10 +102,9 @@ class RequestEvents:
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
         self._local_hits[request.request_id] = hit_tokens
-        self._holder.counterfactual_lru.on_lookup()
 
     @guarded(fallback=math.inf)
-    def stored_tokens(self, request: Request) -> float:
+    def max_stored_tokens(self, request: Request) -> float:
         """Upper bound on the request's tokens that the tier can hold.
 
         If the request continues a pinned turn, this engine has computed nothing beyond
@@ -123,32 +122,40 @@ class RequestEvents:
         """The lower tier was asked; vLLM uses no answer for some requests."""
         if not request.skip_reading_prefix_cache:
             chunk_tokens = self._lower.tier.chunk_tokens
-            self._controller.tier.on_lookup(request.request_id, chunk_tokens)
+            self._controller.tier_stats.on_lookup(request.request_id, chunk_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         """The request holds its blocks, and of `external_tokens` KV will be loaded."""
         self._lower.update_state_after_alloc(request, blocks, external_tokens)
-        self.on_allocated(request)
+        self.on_allocated(request, loads=external_tokens > 0)
 
     @guarded()
-    def on_allocated(self, request: Request) -> None:
+    def on_allocated(self, request: Request, *, loads: bool) -> None:
         """Claim its pin."""
         request_id = request.request_id
         hit_tokens = self._local_hits.pop(request_id, 0)
         self._engine.forget(request_id)
-        record = self._controller.requests.get(request_id)
-        self._controller.on_allocated(request_id, hit_tokens)
-        if self._demoting is not None and record is not None:
-            self._demoting.unpinned.on_program_resumed(record.program)
         self._prefills.start(request)
         if self._holder.states is not None:
             self._holder.states.track(request)
+        record = self._controller.requests.get(request_id)
+        self._controller.on_allocated(request_id, hit_tokens, loads=loads)
+        if self._demoting is not None and record is not None:
+            self._demoting.unpinned.on_program_resumed(record.program)
 
     @guarded()
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """A request ends, its blocks still referenced: pin them or not."""
+        try:
+            self._finish(request, block_ids)
+        finally:  # also where that raised: no program waits for this request
+            self._controller.forget(request.request_id)
+            if self._holder.states is not None:
+                self._holder.states.release(request.request_id)
+
+    def _finish(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         started_s = stopwatch_s()
         controller, holder = self._controller, self._holder
         self._local_hits.pop(request.request_id, None)
@@ -180,25 +187,22 @@ class RequestEvents:
         )
         order = finished.order
         if order is not None:
-            pinned = candidate.blocks[: order.kv_blocks]
-            holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        if holder.states is not None:
-            holder.states.release(request.request_id)
-        holder.counterfactual_lru.on_request_end(block_ids)
+            holder.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
+        # It knows the blocks before their fate is decided.
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
-        self._offer_to_tier(request, record, candidate.blocks, finished)
+        self._keep_or_demote(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))
         self._watch_slow_turns(stopwatch_s() - started_s)
 
-    def _offer_to_tier(
+    def _keep_or_demote(
         self,
         request: Request,
         record: RequestRecord | None,
         blocks: list[KVCacheBlock],
         finished: Finished,
     ) -> None:
-        """What becomes of a finished turn in the lower tier."""
+        """A finished turn waits for its copy, pinned or not, or the tier drops it."""
         demoting, request_id = self._demoting, request.request_id
         if demoting is None:
             return
@@ -254,8 +258,13 @@ class RequestEvents:
             log.warning("ttlcache: %s or more: retention is off from now on", slow)
             turn_off(self._controller, self._holder)
 
-    def _detector(self, request: Request) -> Callable[[], Any] | None:
+    def _detector(self, request: Request) -> Callable[[], GapKey | None] | None:
         reader = self._reader
         if reader is None or not reader.ready:
             return None
-        return lambda: reader.read(request.output_token_ids)
+        return lambda: self.read_tool(request)
+
+    @guarded(fallback=UNKNOWN_GAP)
+    def read_tool(self, request: Request) -> GapKey | None:
+        """The tool that the output calls, None for none."""
+        return self._reader.read(request.output_token_ids) if self._reader else None

@@ -59,15 +59,17 @@ class SchedulingCallbacks:
     @guarded(fallback=math.inf)
     def max_wait_s(self) -> float:
         """See `TTLConnector.max_wait_s`."""
-        controller = self._controller
-        # Where tenants share, or clients say who goes first, a flood must not.
-        may_learn = self._engine.by_program and controller.retention.num_tenants() <= 1
-        return controller.queue.wait_bound.seconds(may_learn=may_learn)
+        return self._controller.queue.wait_bound.seconds(self._may_learn_wait)
+
+    def _may_learn_wait(self) -> bool:
+        """Where tenants share, or clients say who goes first, a flood must not pass."""
+        one_tenant = self._controller.retention.num_tenants() <= 1
+        return one_tenant and self._engine.by_program
 
     @guarded()
-    def note_aged(self) -> None:
+    def on_overdue(self) -> None:
         """A request reached the bound on waiting."""
-        self._parts.count("aged_requests")
+        self._parts.count("overdue_requests")
 
     # --- memory ----------------------------------------------------------
 
@@ -76,7 +78,7 @@ class SchedulingCallbacks:
         """See `TTLConnector.retained_share`."""
         holder, pool = self._holder, self._holder.pool
         usable = usable_blocks(pool)
-        if holder.wanted_blocks:  # a request waits, and pins do not give way
+        if holder.memory_is_short:  # a request waits, and pins do not give way
             return 0.0
         if not (any(self._engine.queue_counts()) or self._parts.prefills.is_loading()):
             return 1.0 - pool.get_num_free_blocks() / usable
@@ -141,28 +143,37 @@ class SchedulingCallbacks:
         return self._upkeep.drop_rest() if urgency is Urgency.STALLED else 0
 
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        if urgency is Urgency.RUNNING:
+            return self._evict_for_running(needed_blocks, request)
         memory, freed = self._controller.memory, 0
-        if urgency is not Urgency.RUNNING:
-            self._holder.wanted_blocks = needed_blocks
-            memory.on_refused(request.request_id)
-            if urgency is Urgency.HELD_BACK:
-                return memory.free_for_newcomer(request.request_id, needed_blocks)
-            if urgency is not Urgency.STALLED:  # it takes any pin below
-                freed = memory.redecide_uncontended()
-            if self._demoting is not None and self._parts.lower.is_up():
-                return freed + self._evict_to_tier(
-                    self._demoting.unpinned, needed_blocks - freed, request, urgency
-                )
-        if self._demoting is not None:
-            # One that runs waits for no copy, and none for that of a tier that is down.
-            lack = needed_blocks - freed
-            freed += self._demoting.unpinned.free(lack, at_once=True)
+        self._holder.memory_is_short = True
+        memory.on_lack_of_memory(request.request_id)
+        if urgency is Urgency.HELD_BACK:
+            return memory.free_for_newcomer(request.request_id, needed_blocks)
+        if urgency is not Urgency.STALLED:  # it takes any pin below
+            freed = memory.redecide_under_pressure()
+        demoting, lack = self._demoting, needed_blocks - freed
+        if demoting is not None and self._parts.lower.is_up():
+            return freed + self._evict_to_tier(
+                demoting.unpinned, lack, request, urgency
+            )
+        return freed + self._evict_now(lack, request, urgency)
+
+    def _evict_for_running(self, needed_blocks: int, request: Request) -> int:
+        freed = self._evict_now(needed_blocks, request, Urgency.RUNNING)
         if freed < needed_blocks:
-            freed += self._reclaim(needed_blocks - freed, request, urgency)
-        if freed < needed_blocks and urgency is Urgency.RUNNING:
             # vLLM would preempt a request: that costs more than a copy.
             lower, lack = self._parts.lower, needed_blocks - freed
             freed += lower.call(lower.tier.demotions.drop_copies, 0, lack)
+        return freed
+
+    def _evict_now(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        """Wait for no copy: a running request cannot, nor for a tier that is down."""
+        freed = 0
+        if self._demoting is not None:
+            freed = self._demoting.unpinned.free(needed_blocks, at_once=True)
+        if freed < needed_blocks:
+            freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed
 
     def _evict_to_tier(
@@ -172,8 +183,7 @@ class SchedulingCallbacks:
         request: Request,
         urgency: Urgency,
     ) -> int:
-        """The same for a request that can wait: for a copy of milliseconds, where the
-        alternative is a prefill of seconds."""
+        """A request in the queue can wait for a copy; a prefill takes far longer."""
         pool = self._holder.pool
         before = pool.get_num_free_blocks()
         unpinned.free(needed_blocks, at_once=False)

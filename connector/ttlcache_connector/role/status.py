@@ -29,7 +29,7 @@ EVENT_INTERVAL_S = 0.1
 
 
 class EngineStatus:
-    """Of one engine."""
+    """What one engine tells: metrics, control answers, its line at start."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep, scheduler_config: Any) -> None:
         self._parts, self._upkeep = parts, upkeep
@@ -66,7 +66,7 @@ class EngineStatus:
             scheduler_name,
             self._scheduler_config.async_scheduling,
             f"{config.lower_tier} demote={config.demote}"
-            if self._parts.lower.is_set
+            if self._parts.lower.is_configured
             else "none",
         )
 
@@ -122,7 +122,9 @@ class EngineStatus:
         in_force = {
             "ordering": ordering_in_force(config),
             "admission": admission_in_force(config) if by_program else "none",
-            "lower_tier": config.lower_tier if self._parts.lower.is_set else "none",
+            "lower_tier": config.lower_tier
+            if self._parts.lower.is_configured
+            else "none",
         }
         shown = config.model_dump() | in_force | self._versions
         return shown | ({} if config.record_path is None else {"record_path": "set"})

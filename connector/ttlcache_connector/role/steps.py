@@ -46,9 +46,9 @@ class StepEvents:
         """Expire pins; see which prefills are done."""
         self._upkeep.release_if_off()
         self.put_back_failed_loads()
-        self._holder.wanted_blocks = 0  # known anew when the head fails again
-        if self._lower.is_set:
-            self._controller.tier.on_reload_source(
+        self._holder.memory_is_short = False  # known anew when the head fails again
+        if self._lower.is_configured:
+            self._controller.tier_stats.on_reload_source(
                 "cpu" if self._lower.is_up() else None
             )
             self.apply_tier_events()
@@ -111,9 +111,10 @@ class StepEvents:
             scheduled_tokens: by request, what it computes in this step.
         """
         if self._demoting is not None:
-            engine = self._parts.engine
+            engine, prefills = self._parts.engine, self._parts.prefills
             self._demoting.unpinned.start_copies_ahead(
-                lambda: engine.tokens_ahead(scheduled_tokens)
+                engine.num_running() or 1,
+                lambda: engine.prompt_tokens_ahead(prefills, scheduled_tokens),
             )
 
     @guarded()
@@ -134,7 +135,7 @@ class StepEvents:
             for request_id in events.releasable:
                 last.callback(demoting.unpinned.on_releasable, request_id)
             for load in events.loaded:
-                self._controller.tier.on_load_finished(
+                self._controller.tier_stats.on_load_finished(
                     load.request_id, load.tokens, load.seconds
                 )
             for outcome in events.demotions:

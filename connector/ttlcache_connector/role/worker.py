@@ -94,4 +94,4 @@ class WorkerRole:
         return self.tier.poll(finished_ids)
 
     def _count(self, hook: str) -> None:
-        self.tier.metrics.count("hook_errors", f"worker_{hook}")
+        self.tier.metrics.count("hook_errors", f"worker_{hook.strip('_')}")

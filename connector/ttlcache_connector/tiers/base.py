@@ -214,12 +214,14 @@ class SchedulerTier:
     def on_arrival(self, request: Request, *, has_pin: bool) -> None:
         """A request came: look up what it needs while it queues, unless pinned."""
 
-    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+    def match(
+        self, request: Request, hit_tokens: int, max_stored_tokens: float
+    ) -> Match:
         """What can be loaded of a waiting request. Must be idempotent.
 
         Args:
             hit_tokens: found in GPU memory.
-            stored_tokens: upper bound on the request's tokens that can be stored.
+            max_stored_tokens: upper bound on the request's tokens that can be stored.
         """
         return Match()
 

@@ -38,7 +38,7 @@ class GuardedTier:
             count: counts a metric by name and label.
         """
         self.tier = tier
-        self.is_set = type(tier) is not SchedulerTier
+        self.is_configured = type(tier) is not SchedulerTier
         self._count = count
         self._was_up = True
         self.faults = Faults(
@@ -51,7 +51,7 @@ class GuardedTier:
     @guarded(fallback=False)
     def is_up(self) -> bool:
         """Whether anything can be stored or loaded; counts and logs changes."""
-        if not self.is_set:
+        if not self.is_configured:
             return False
         up = not self.tier.is_off and self.tier.is_up()
         if up != self._was_up:
@@ -73,11 +73,15 @@ class GuardedTier:
             self.faults.record(f"tier_{hook.__name__}")
             return fallback
 
-    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+    def match(
+        self, request: Request, hit_tokens: int, max_stored_tokens: float
+    ) -> Match:
         """As `SchedulerTier.match`; nothing from a tier that is off."""
         if self.tier.is_off:
             return Match()
-        return self.call(self.tier.match, Match(), request, hit_tokens, stored_tokens)
+        return self.call(
+            self.tier.match, Match(), request, hit_tokens, max_stored_tokens
+        )
 
     def report_turn(self, turn: TurnEnd) -> None:
         """As `TierDemotions.report_turn`, while the tier answers."""
@@ -88,19 +92,17 @@ class GuardedTier:
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         """Blocks were allocated, for `external_tokens` of which the tier loads KV."""
-        if not self.is_set:
+        if not self.is_configured:
             return
         if external_tokens:
             self._ordered.add(request.request_id)
-        try:
-            self.tier.update_state_after_alloc(request, blocks, external_tokens)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("tier_allocated")
+        hook = self.tier.update_state_after_alloc
+        if self.call(hook, True, request, blocks, external_tokens):  # it raised
             self._abandon(self._ordered & {request.request_id})
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders for the workers."""
-        if not self.is_set:
+        if not self.is_configured:
             return TierMetadata()
         metadata = self.call(self.tier.build_metadata, None, output)
         if metadata is None:

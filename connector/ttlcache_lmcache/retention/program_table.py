@@ -16,9 +16,9 @@ from typing import TypeAlias
 from ttlcache.types import UNKNOWN_GAP, GapKey
 from ttlcache_lmcache.retention.residency import Chunk, Residency
 
-#: Seconds after which a request without an end has none: its engine died. After as long
-#: LMCache clears its session away.
-LOST_S = 660.0
+#: Seconds after which a request without an end has none: its engine died. Later than
+#: LMCache clears its session away (`hold_reads_s`).
+LOST_S = 1860.0
 
 
 @dataclass(slots=True, eq=False)

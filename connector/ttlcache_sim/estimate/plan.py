@@ -76,6 +76,11 @@ class Plan:
     spec: WorkloadSpec
 
     @property
+    def host_gb(self) -> int:
+        """Of ttlcache's CPU tier, which it has by default on GPUs."""
+        return _CPU_GB * MODELS[self.engine.model].tp
+
+    @property
     def counted(self) -> int:
         """Programs of a run that are counted."""
         return self.spec.programs - self.spec.warm_up - self.spec.drain
@@ -119,8 +124,7 @@ class Plan:
         ]
 
     def _cell(self, arm: Arm, spec: WorkloadSpec) -> Cell:
-        """With the CPU tier that ttlcache has on GPUs."""
-        below = f"cpu:{_CPU_GB * MODELS[self.engine.model].tp}"
+        below = f"cpu:{self.host_gb}"
         engine = replace(self.engine, offload=below) if arm.extra is not None else None
         return Cell(arm, engine or self.engine, spec)
 

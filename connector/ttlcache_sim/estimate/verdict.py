@@ -59,12 +59,12 @@ def loads_of(rates: Sequence[float], results: Sequence[CellResult]) -> list[Load
     for rate in rates:
         base, ours = ([next(steady) for _ in SEEDS] for _ in ARMS)
         ours_s, base_s = ([run["jct_s"] for run in runs] for runs in (ours, base))
-        ratio = paired_bootstrap(ours_s, base_s, _block_programs(len(base_s[0])))
+        ratio = paired_bootstrap(ours_s, base_s, block_programs(len(base_s[0])))
         loads.append(Load(rate, _outcome(base), _outcome(ours), ratio))
     return loads
 
 
-def _block_programs(counted: int) -> int:
+def block_programs(counted: int) -> int:
     """So many consecutive programs that there are enough blocks of them."""
     return max(1, min(BLOCK_PROGRAMS, counted * len(SEEDS) // MIN_BLOCKS))
 
@@ -86,16 +86,17 @@ def verdict(
     limits: programs a second that vLLM alone and ttlcache complete. Beyond that
         the queue grows for as long as the load lasts: no percentage says what it saves.
     """
-    paying = [load for load in loads if load.pays]
+    by_rate = sorted(loads, key=lambda load: load.rate)
+    paying = [load for load in by_rate if load.pays]
     if not paying:
         return [f"It pays at none of these loads: {_why_not(loads[-1], sessions)}."]
-    first = min(paying, key=lambda load: load.rate)
-    told = f"It pays from {first.rate:.3g} programs/s on: {_gain(first, limits)}."
-    below = [load for load in loads if load.rate < first.rate]
-    if not below:
-        return [told, f"It does not pay far below {first.rate:.3g} programs/s."]
-    why = _why_not(below[-1], sessions)
-    return [told, f"It does not pay at {below[-1].rate:.3g} programs/s: {why}."]
+    first, others = paying[0], [load for load in by_rate if not load.pays]
+    alone = "on" if all(load.rate < first.rate for load in others) else "on, not always"
+    told = f"It pays from {first.rate:.3g} programs/s {alone}: {_gain(first, limits)}."
+    if not others:
+        return [told, f"Less than {first.rate:.3g} programs/s was not simulated."]
+    why = _why_not(others[-1], sessions)
+    return [told, f"It does not pay at {others[-1].rate:.3g} programs/s: {why}."]
 
 
 def _gain(load: Load, limits: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ class Foresight:
         yield controller.pins.next_deadline_s()
         yield controller.programs.next_idle_s()
         if isinstance(controller.admission, GrowthReserve):
-            yield controller.memory.opens_s
+            yield controller.memory.admits_all_from_s
         if isinstance(self._queue, ProgramQueue):
             yield from self._queue.changes_s()
 

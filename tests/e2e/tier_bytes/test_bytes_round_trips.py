@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -219,20 +220,68 @@ def test_a_server_that_dies_under_way(make_worker, tiers):
     tiers.kill()
     step_until(engine, lambda: all(f"next-{i}" in engine.finished for i in range(8)))
     assert engine.pool.get_num_free_blocks() == 199
-    tiers.options = replace(tiers.options)
     tiers.start()
     assert becomes(engine.connector.scheduler_role.parts.lower.is_up, WAIT_S)
-    promoted = engine.moved.get("tier_bytes:promoted", 0)
-    numbers = itertools.count()
-
-    def is_promoted() -> bool:
-        number = next(numbers)
-        context = engine.turn(f"back-{number}", prompt(900, 100), hints=hints("back"))
-        engine.settle()
-        empty_gpu(engine)
-        last = hints("back", last=True)
-        engine.turn(f"again-{number}", [*context, 9], hints=last)
-        return engine.moved.get("tier_bytes:promoted", 0) > promoted
-
     # The two roles notice each for itself that the server is back.
-    assert becomes(is_promoted, 3 * WAIT_S)
+    assert becomes(lambda: goes_down_and_comes_back(engine), 3 * WAIT_S)
+
+
+NUMBERS = itertools.count()
+
+
+def goes_down_and_comes_back(engine: Worker) -> bool:
+    """Whether a turn does, by way of LMCache."""
+    promoted, number = engine.moved.get("tier_bytes:promoted", 0), next(NUMBERS)
+    context = engine.turn(f"back-{number}", prompt(900, 100), hints=hints("back"))
+    engine.settle()
+    empty_gpu(engine)
+    engine.turn(f"again-{number}", [*context, 9], hints=hints("back", last=True))
+    return engine.moved.get("tier_bytes:promoted", 0) > promoted
+
+
+def test_a_server_that_came_anew_before_the_first_copy(make_worker, two_block_tiers):
+    """It knows no worker, and answers none that it does not know."""
+    engine = make_worker(
+        num_blocks=200, tiers=two_block_tiers, **{"lmcache.mp.mq_timeout": 1.0}
+    )
+    two_block_tiers.kill()
+    two_block_tiers.start()
+    assert becomes(lambda: goes_down_and_comes_back(engine), 3 * WAIT_S)
+
+
+def test_a_server_that_comes_back_with_other_chunks(make_worker, two_block_tiers):
+    """Nothing is stored there: its keys would hold other tokens."""
+    extra = {"lmcache.mp.mq_timeout": 1.0}
+    engine = make_worker(num_blocks=200, tiers=two_block_tiers, **extra)
+    assert goes_down_and_comes_back(engine)
+    before = two_block_tiers.command
+    two_block_tiers.kill()
+    other = replace(two_block_tiers.options, chunk_tokens=BLOCK)
+    two_block_tiers.command = other.command()
+    two_block_tiers.start()
+    try:
+        moved = dict(engine.moved)
+        for _ in range(3):
+            time.sleep(1.0)
+            goes_down_and_comes_back(engine)
+        assert engine.moved == moved
+    finally:
+        two_block_tiers.kill()
+        two_block_tiers.command = before
+        two_block_tiers.start()
+
+
+def test_turns_of_an_outage_leave_nothing_behind(make_worker, two_block_tiers):
+    engine = make_worker(tiers=two_block_tiers, **{"lmcache.mp.mq_timeout": 1.0})
+    assert goes_down_and_comes_back(engine)
+    half = engine.connector.scheduler_role.parts.lower.tier
+    two_block_tiers.kill()
+    try:
+        assert becomes(lambda: not half.is_up(), 2 * WAIT_S)
+        for number in range(5):
+            engine.turn(f"out-{number}", prompt(number, 90), hints=hints(f"p{number}"))
+            engine.settle()  # its pin expires
+        assert not half._queue._pending
+        assert not half._inner._lazy_offload_manager._token_ledgers
+    finally:
+        two_block_tiers.start()

@@ -116,7 +116,7 @@ class CPUDemotions(TierDemotions):
     ) -> None:
         """
         Args:
-            ranks: as of `Copies`.
+            ranks: worker processes, each of which copies its share.
             has_groups: the model has several cache groups.
         """
         self._pool, self._index, self._held = pool, index, held

@@ -92,7 +92,9 @@ class CPUSchedulerTier(SchedulerTier):
         is_stalled = self._loads.is_stalled or self.demotions.copies.is_stalled
         return not (self.is_off or is_stalled)
 
-    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+    def match(
+        self, request: Request, hit_tokens: int, max_stored_tokens: float
+    ) -> Match:
         most_tokens = request.num_tokens - 1 - hit_tokens  # one is computed at least
         # Copies are of whole blocks: they begin where one begins in every group.
         if hit_tokens % self.chunk_tokens or most_tokens <= 0:

@@ -36,7 +36,7 @@ class CopyQueue:
     ) -> None:
         self._direction, self.engine, self._metrics = direction, engine, metrics
         self._under_way: dict[Ticket, Any] = {}
-        self._refused: list[Any] = []
+        self._failed: list[Any] = []
         self._has_raised = False
         #: No copy will succeed any more.
         self.is_broken = False
@@ -64,22 +64,22 @@ class CopyQueue:
             self._under_way[self.engine.submit(plan, after)] = key
         except Exception:
             log.warning("ttlcache: a copy could not begin", exc_info=True)
-            self.refuse([key])
+            self.fail([key])
 
-    def refuse(self, keys: Iterable[Any]) -> None:
+    def fail(self, keys: Iterable[Any]) -> None:
         """`poll` reports them as failed."""
-        self._refused.extend(keys)
+        self._failed.extend(keys)
 
     def poll(self) -> list[tuple[Any, float | None]]:
         """Keys of copies that ended, with their seconds; None for one that failed."""
         ended: list[tuple[Any, float | None]]
-        ended = [(key, None) for key in self._refused]
-        self._refused, outcomes = [], []
+        ended = [(key, None) for key in self._failed]
+        self._failed, outcomes = [], []
         try:
             outcomes = self.engine.poll()
         except Exception:
             # Its copies may go on, as those of one that hangs.
-            self._metrics.count("hook_errors", "worker__poll")
+            self._metrics.count("hook_errors", "worker_poll")
             if not self._has_raised:
                 name = self.engine.name
                 log.warning("ttlcache: the %s engine raised", name, exc_info=True)
@@ -156,7 +156,7 @@ class CPUWorkerTier(WorkerTier):
     def _start(self, queue: CopyQueue, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
         if self._host is None:
-            queue.refuse(copies)
+            queue.fail(copies)
         if self._host is None or not copies:
             return
         event = None
@@ -165,7 +165,7 @@ class CPUWorkerTier(WorkerTier):
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(torch.cuda.current_stream(self._device))
             except Exception:
-                queue.refuse(copies)
+                queue.fail(copies)
                 raise
         for key, copy in copies.items():
             queue.submit(key, copy, self._layout, self._host, event)

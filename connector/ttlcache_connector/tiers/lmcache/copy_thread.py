@@ -90,7 +90,7 @@ class CopyThread:
             done(False)
         return move
 
-    def retain(self, wanted: Collection[Move]) -> None:
+    def cancel_all_but(self, wanted: Collection[Move]) -> None:
         """Cancel all moves but those; returns when none of them copies any more."""
         keep = {id(move) for move in wanted}
         with self._wake:
@@ -115,7 +115,7 @@ class CopyThread:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        self.retain(())
+        self.cancel_all_but(())
 
     def _work(self) -> None:
         while True:
@@ -153,10 +153,10 @@ class CopyThreads:
         self.loads = CopyThread("ttlcache-loads")
         self.stores = CopyThread("ttlcache-stores")
 
-    def retain(self, wanted: Collection[Move]) -> None:
+    def cancel_all_but(self, wanted: Collection[Move]) -> None:
         """See `CopyThread.retain`."""
-        self.loads.retain(wanted)
-        self.stores.retain(wanted)
+        self.loads.cancel_all_but(wanted)
+        self.stores.cancel_all_but(wanted)
 
     def close(self) -> None:
         self.loads.close()

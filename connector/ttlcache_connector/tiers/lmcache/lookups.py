@@ -51,13 +51,18 @@ class Lookups:
         self._inner.on_new_request(request)
         self._open[request.request_id] = None
 
-    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+    def match(
+        self, request: Request, hit_tokens: int, max_stored_tokens: float
+    ) -> Match:
         """As `SchedulerTier.match`."""
         request_id = request.request_id
         tracker = self._salts.tracker_of(request)
         if request_id not in internals.open_lookups(self._adapter):
             chunk = self._adapter.lmcache_tokens_per_chunk
-            if min(request.num_tokens, stored_tokens) // chunk * chunk <= hit_tokens:
+            if (
+                min(request.num_tokens, max_stored_tokens) // chunk * chunk
+                <= hit_tokens
+            ):
                 # What is in GPU memory reaches as far as anything stored could.
                 align = internals.hit_alignment_tokens(self._inner)
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
@@ -68,6 +73,8 @@ class Lookups:
             tokens, _ = look(request, hit_tokens)
         if tokens is None:
             self._open[request_id] = None
+        elif hit_tokens + tokens > request.num_tokens:
+            tokens = 0  # a server came back with chunks of another size
         else:
             self._open.pop(request_id, None)
             self._answered.add(request_id)

@@ -9,9 +9,11 @@ blocks that are another request's by that time; our path gives such copies up.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from lmcache.integration.vllm.vllm_multi_process_adapter import get_lmcache_chunk_size
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
@@ -69,6 +71,13 @@ class Registration:
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """At start, and on LMCache's heartbeat thread after a server came back."""
+        ours = self._adapter.lmcache_tokens_per_chunk
+        theirs = get_lmcache_chunk_size(self._adapter.req_client, REGISTER_TIMEOUT_S)
+        if theirs != ours:
+            raise TransferError(
+                f"LMCache's server has chunks of {theirs} tokens now, not {ours} as "
+                "when vLLM started: restart one of them"
+            )
         if not self._is_by_worker:
             self._by_server(kv_caches)
             return
@@ -76,7 +85,7 @@ class Registration:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
         # Slots of an old server must not be filled and committed to a new one.
-        self._threads.retain(())
+        self._threads.cancel_all_but(())
         if self._copier is None:
             self._copier = self._make_copier(kv_caches)
         else:
@@ -112,6 +121,7 @@ class Registration:
             self._metrics,
             internals.answer_timeout_s(adapter),
             copier,
+            partial(internals.register_anew, adapter),
         )
         try:
             context.register(

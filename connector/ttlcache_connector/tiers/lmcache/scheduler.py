@@ -77,20 +77,26 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         if not has_pin and not self._is_foreign(request):
             self._lookups.begin_early(request)
 
-    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+    def match(
+        self, request: Request, hit_tokens: int, max_stored_tokens: float
+    ) -> Match:
         if self._is_foreign(request):
-            self._salts.tracker_of(request).max_offload_tokens = 0
             return Match()
         if self._mode == "write-through":
             # Another replica may have gone on with a turn that is pinned here.
-            stored_tokens = math.inf
-        return self._lookups.match(request, hit_tokens, stored_tokens)
+            max_stored_tokens = math.inf
+        return self._lookups.match(request, hit_tokens, max_stored_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
     ) -> None:
         # Without a tracker every later step would fail for all requests.
-        self._salts.tracker_of(request)
+        tracker = self._salts.tracker_of(request)
+        if self.is_off or self._is_foreign(request):
+            tracker.max_offload_tokens = 0
+        if not (external_tokens or self._adapter.is_healthy):
+            # LMCache unlocks nothing now, at a server that may be back soon.
+            self._salts.orphan_lookup(request.request_id)
         self._inner.update_state_after_alloc(request, blocks, external_tokens)
         if external_tokens:
             self._loads[request.request_id] = (external_tokens, self._now_s())
@@ -163,7 +169,10 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
 
     def has_unstored(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
-        return waits and self._deferred.is_finished(request_id) and self.is_up()
+        waits = waits and self._deferred.is_finished(request_id)
+        if waits and not self.is_up():
+            self.drop(request_id)  # or it would wait for ever
+        return waits and self.is_up()
 
     def demote(self, request_id: str) -> bool:
         return self.has_unstored(request_id) and self._queue.make_due(request_id)

@@ -152,7 +152,9 @@ class LMCacheWorkerTier(WorkerTier):
         adapter = self._adapter
         if isinstance(adapter.transfer_ctx, ThreadedTransfer):
             loads = (future for future, _ in adapter.retrieve_futures.values())
-            adapter.transfer_ctx.retain([*adapter.store_futures.values(), *loads])
+            adapter.transfer_ctx.cancel_all_but(
+                [*adapter.store_futures.values(), *loads]
+            )
 
 
 def _of(metadata: TierMetadata, direction: str) -> list[LMCacheMPRequestMetadata]:

@@ -20,6 +20,10 @@ from ttlcache.transfer import Direction
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 from ttlcache_connector.tiers.lmcache.copy_thread import CopyThreads, Move
 
+#: Seconds for which a store that has not begun trusts its slots: below LMCache's write
+#: TTL (`lmcache_server.launch`).
+MAX_RESERVED_S = 60.0
+
 
 class ThreadedTransfer(EngineDrivenTransferContext):
     """Registered with one server: LMCache hands out slots, `copier` fills them."""
@@ -32,8 +36,15 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         metrics: MetricsBuffer,
         answer_timeout_s: float,
         copier: ChunkCopier,
+        on_no_answer: Callable[[], None],
     ) -> None:
+        """
+        Args:
+            on_no_answer: called where the server answers no request for slots: it
+                answers none of a worker that it does not know, as after its restart.
+        """
         super().__init__(instance_id, req_client)
+        self._on_no_answer = on_no_answer
         self._threads = threads
         self._metrics = metrics
         self._answer_timeout_s = answer_timeout_s
@@ -105,19 +116,19 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         )
         return self._submit(partial(self._begin, future, copy), future, is_load=True)
 
-    def retain(self, futures: Iterable[MessagingFuture[bool]]) -> None:
+    def cancel_all_but(self, futures: Iterable[MessagingFuture[bool]]) -> None:
         """Give up all moves but those; their blocks may belong to others now."""
         wanted = {f: self.moves[f] for f in futures if f in self.moves}
         if len(wanted) != len(self.moves):
             for future in self.moves.keys() - wanted.keys():
                 self._unread.pop(future, None)
             self.moves = wanted
-            self._threads.retain(wanted.values())
+            self._threads.cancel_all_but(wanted.values())
 
     def give_up(self, load: MessagingFuture[bool]) -> None:
         """One load, of a server that answers: nothing stays locked for it."""
         release = self._unread.pop(load, None)
-        self.retain([future for future in self.moves if future is not load])
+        self.cancel_all_but([future for future in self.moves if future is not load])
         if release is not None:
             self._threads.loads.submit(release, lambda _: None, stays=True)
 
@@ -145,14 +156,23 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # Slots of a store that is given up from here on stay reserved until LMCache's
         # write TTL: its protocol knows a commit, which shows the bytes to readers
         # whatever they are, and no way back. Eviction takes them after that.
-        slots = context.prepare_store(key, self._instance_id)
+        try:
+            slots = context.prepare_store(key, self._instance_id)
+        except TimeoutError:
+            self._on_no_answer()
+            raise
         if slots is None:
             return False
+        reserved_s = stopwatch_s()
         chunks, indices = slots
         if not indices:
             return True  # all of it is stored already, or there is no room for it
         blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
+        if len(blocks) != len(chunks) * per_chunk:
+            raise TransferError("the server's chunks are of another size now")
         self._wait_for(event)
+        if stopwatch_s() - reserved_s > MAX_RESERVED_S:
+            raise TransferError("the slots may be another chunk's by now")
         with move.copying():
             self._copier.copy(
                 Direction.STORE, blocks, per_chunk, chunks, move.is_wanted
@@ -188,9 +208,11 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         context, began_s = self.engine_driven_context, stopwatch_s()
         chunks = context.prepare_retrieve(key, self._instance_id)
         try:
+            prepared_s = stopwatch_s()
+            if chunks is None and prepared_s - began_s >= self._answer_timeout_s:
+                self._on_no_answer()
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
-            prepared_s = stopwatch_s()
             self._wait_for(event)
             began_s += stopwatch_s() - prepared_s
             with move.copying():
