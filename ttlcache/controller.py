@@ -111,7 +111,7 @@ class Controller:
             self.telemetry,
         )
         self.admission = admission.create(config, block_tokens)
-        self._plain = PlainCache(holder.pressure().pool_blocks * block_tokens)
+        self._plain = PlainCache()
         self._turns = OpenTurns(
             clock=clock,
             holder=holder,
@@ -196,7 +196,6 @@ class Controller:
             record.pin_id = pin.pin_id
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
-            record.continued_end_s = continuation.turn.finish_s
         self._plain.on_arrival(record.request_id, program.key, record.num_tokens, now_s)
         self.telemetry.on_arrival(now_s, record, rule, arrival, continuation)
         return record
@@ -235,11 +234,7 @@ class Controller:
                 self._on_program_start(record.program)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
-        claim = None
-        if pin is not None:
-            claim = self._claim(pin, record, cached_tokens)
-        elif first and self._shadow is None:
-            self._turns.account_loss(record, cached_tokens)
+        claim = None if pin is None else self._claim(pin, record, cached_tokens)
         self.telemetry.on_allocated(now_s, record, cached_tokens, claim, not first)
         record.lacks_memory_since_s = None
         if pin is not None:
@@ -338,8 +333,8 @@ class Controller:
             if not self.retention.redecide_at_deadline(pin, now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
-            overdue = now_s - program.last_seen_s > self.config.program_idle_s
-            self._end(program, "idle" if overdue else "forgotten")
+            is_idle = now_s - program.last_seen_s > self.config.program_idle_s
+            self._end(program, "idle" if is_idle else "forgotten")
 
     def end_program(self, tenant: str, program_id: str) -> bool:
         """A program is over: release all its pins. False if it is unknown."""

@@ -55,7 +55,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "is_overdue": _at(
         "parts.engine._queue", "is_overdue", "urgency", "eviction", "holds_back"
     ),
-    "aged": _at(_METRICS, "count", "on_overdue"),
+    "overdue": _at(_METRICS, "count", "on_overdue"),
 }
 
 
@@ -125,7 +125,9 @@ class Injector:
             target = getattr(target, part)
         owner, target = target, getattr(target, last)
         only = (
-            (lambda what, *_: what == "overdue_requests") if point == "aged" else None
+            (lambda what, *_: what == "overdue_requests")
+            if point == "overdue"
+            else None
         )
         if name.startswith("__") or not hasattr(target, "__dict__"):
             # Special methods are looked up on the class, slots cannot be shadowed.

@@ -20,7 +20,7 @@ class Rig:
     def __init__(self, max_wait_s: float = 10.0) -> None:
         self.keys: dict[str, tuple[int, ...]] = {}
         self.now_s = 0.0
-        self.aged = 0
+        self.overdue = 0
         self.moved: dict[str, tuple[int, ...]] = {}
         self.newcomers: set[str] = set()
         self._max_wait_s = max_wait_s
@@ -42,7 +42,7 @@ class Rig:
         return self._max_wait_s
 
     def on_overdue(self) -> None:
-        self.aged += 1
+        self.overdue += 1
 
     def add(self, name: str, *key: int) -> None:
         self.keys[name] = (0, *key)
@@ -74,7 +74,7 @@ def test_age_beats_key_and_survives_being_skipped():
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.is_overdue("old")
-    assert rig.aged == 1
+    assert rig.overdue == 1
 
 
 def test_no_age_beats_a_priority_that_clients_gave():

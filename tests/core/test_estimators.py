@@ -112,33 +112,33 @@ def test_conditional_curve_by_hand():
 
 
 def test_plain_vllm_keeps_of_a_turn_what_fits_beside_contexts_used_since():
-    cache = PlainCache(1000)
+    cache = PlainCache()
     cache.on_turn_end("mine", 400, now_s=1.0)
-    assert cache.hit_tokens("mine", 1.0) == 1000
+    assert cache.hit_tokens("mine", 1.0, 1000) == 1000
     cache.on_arrival("r", "other", 300, now_s=2.0)
     cache.on_turn_end("other", 350, now_s=3.0)  # its context counts once
     cache.on_leave("r")
     cache.on_arrival("next", "mine", 400, now_s=4.0)  # so does not the turn's own
-    assert cache.hit_tokens("mine", 1.0) == 650
+    assert cache.hit_tokens("mine", 1.0, 1000) == 650
     cache.on_program_start("other", 100)  # it shares a head with some program
-    assert cache.hit_tokens("mine", 1.0) == 750
-    assert cache.hit_tokens("mine", 3.5) == 1000, "used before"
+    assert cache.hit_tokens("mine", 1.0, 1000) == 750
+    assert cache.hit_tokens("mine", 3.5, 1000) == 1000, "used before"
     cache.on_program_start("mine", 100)
     cache.on_turn_end("long", 2000, now_s=5.0)
-    assert cache.hit_tokens("mine", 1.0) == 100, "others use the head"
+    assert cache.hit_tokens("mine", 1.0, 1000) == 100, "others use the head"
 
 
 def test_requests_that_wait_here_are_under_way_in_plain_vllm():
-    cache = PlainCache(1000)
+    cache = PlainCache()
     cache.on_arrival("r", "waits", 30, now_s=1.0)
     cache.on_turn_end("mine", 400, now_s=2.0)
-    assert cache.hit_tokens("mine", 2.0) == 600, "as long as a mean context"
+    assert cache.hit_tokens("mine", 2.0, 1000) == 600, "as long as a mean context"
     cache.on_leave("r")
-    assert cache.hit_tokens("mine", 2.0) == 1000
+    assert cache.hit_tokens("mine", 2.0, 1000) == 1000
 
 
 def test_what_ended_here_goes_on_in_a_plain_vllm_that_is_late():
-    cache = PlainCache(1000)
+    cache = PlainCache()
     cache.on_turn_end("over", 300, now_s=1.0)
     cache.on_turn_end("idle", 300, now_s=1.5)
     cache.on_program_end("over")
@@ -146,7 +146,7 @@ def test_what_ended_here_goes_on_in_a_plain_vllm_that_is_late():
     cache.on_step(0.0, 2.0, prefills=True)
     cache.on_saved(20.0)
     cache.on_step(2.0, 9.0, prefills=True)
-    assert cache.hit_tokens("mine", 2.0) == 700, "an eighth of 20 s"
+    assert cache.hit_tokens("mine", 2.0, 1000) == 700, "an eighth of 20 s"
     cache.on_step(9.0, 14.0, prefills=False)
     cache.on_step(22.0, 30.0, prefills=True)
-    assert cache.hit_tokens("mine", 2.0) == 1000, "13 s to catch up"
+    assert cache.hit_tokens("mine", 2.0, 1000) == 1000, "13 s to catch up"

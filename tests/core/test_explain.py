@@ -14,7 +14,7 @@ def turn(**changes):
 
 
 def decided(ttl_s=5.0, kv_blocks=10):
-    return {"decided": Decided("bash", ttl_s, "ecdf:tool", {}, kv_blocks, 1.0)}
+    return {"decided": Decided("bash", ttl_s, "ecdf:tool", {}, kv_blocks)}
 
 
 def pinned(outcome=None, end_s=None, *changes):

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 TESTS = Path(__file__).parents[1]
 #: Need long waits or vLLM's own set; tests/connector/test_faults.py
 #: has them.
-NOT_HERE = {"aged", "failed_loads"}
+NOT_HERE = {"overdue", "failed_loads"}
 #: Resets, so that releasing everything has thrown, too.
 RESETS = 12
 #: Of the same load, so that every hook has thrown.

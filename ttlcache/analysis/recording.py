@@ -53,7 +53,6 @@ class Decided:
     reason: str
     inputs: dict[str, float]
     kv_blocks: int
-    recovery_s: float
     records: int = 0
     free_blocks: int = 0
     pinned_blocks: int = 0

@@ -53,12 +53,7 @@ _UNKNOWN = _Context(-math.inf, 0)
 class PlainCache:
     """Contexts in the order of their last use."""
 
-    def __init__(self, pool_tokens: int) -> None:
-        """
-        Args:
-            pool_tokens: that the KV pool holds.
-        """
-        self._pool_tokens = pool_tokens
+    def __init__(self) -> None:
         self._contexts: OrderedDict[Hashable, _Context] = OrderedDict()
         # Requests under way, by arrival: when, whose, and how long a prompt.
         self._live: OrderedDict[str, tuple[float, Hashable, int]] = OrderedDict()
@@ -106,12 +101,18 @@ class PlainCache:
             self._late_s = max(0.0, self._late_s - (now_s - self._caught_up_s))
             self._caught_up_s = now_s
 
-    def hit_tokens(self, program: Hashable, ended_s: float) -> float:
+    def hit_tokens(
+        self, program: Hashable, ended_s: float, pool_tokens: float
+    ) -> float:
         """Of the turn of `program` that ended then, from its beginning; maybe more
-        than it has."""
+        than it has.
+
+        Args:
+            pool_tokens: that the KV pool holds.
+        """
         own = self._contexts.get(program)
         head_tokens = 0 if own is None else own.head_tokens
-        left: float = self._pool_tokens - head_tokens
+        left = pool_tokens - head_tokens
         late_s = LATE_SHARE * self._late_s
         for other, context in reversed(self._contexts.items()):
             if left <= 0 or context.used_s <= ended_s - late_s:

@@ -209,7 +209,7 @@ class Claim(NamedTuple):
 
     tokens: of its prompt, served from the pin.
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
-        less what turns without a pin lost that it would have had; seconds of prefill.
+        and the seconds of prefill that it would cost (`estimators.plain_cache`).
     is_real: not so under policy `observe`.
     """
 
@@ -244,7 +244,6 @@ class RequestRecord:
     held_back: bool = False  # by admission, for the growth of others
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
-    continued_end_s: float | None = None  # when that turn ended
     asked_tier: bool = False  # for what GPU memory has not
     loads: bool = False  # from there, now
     lost_tokens: int = 0  # what it was asked for: lost when first admitted

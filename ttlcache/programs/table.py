@@ -142,8 +142,8 @@ class ProgramTable:
         """
         while self._programs:
             program = next(iter(self._programs.values()))
-            overdue = now_s - program.last_seen_s > self._idle_s
-            if not overdue and len(self._programs) <= self.max_programs:
+            is_idle = now_s - program.last_seen_s > self._idle_s
+            if not is_idle and len(self._programs) <= self.max_programs:
                 return
             if program.live_requests:
                 # Active after all; what makes it old is a long turn.

@@ -66,7 +66,7 @@ class Retention:
     gaps: GapHistory
     costs: CostModel
     memoryfulness: Memoryfulness
-    tier: LowerTierStats
+    tier_stats: LowerTierStats
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer
@@ -253,9 +253,9 @@ class Retention:
             self.memoryfulness.avg_turns,
             self.holder.pressure(),
             now_s,
-            self.tier.reload_source,
+            self.tier_stats.reload_source,
             self.config.demote == "write-through",
-            self.tier.keeps,
+            self.tier_stats.keeps,
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:

@@ -6,7 +6,7 @@ The one place that opens and closes gaps, and that ends pins in all tables at on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -78,8 +78,6 @@ class OpenTurns:
     on_rekey: Callable[[str], None] | None
     on_stall: OnStall
     on_unclaimed: OnUnclaimed
-    #: Lost without a pin where plain vLLM would have hit, and not made up for so far.
-    _owed_tokens: int = field(default=0, init=False)
 
     def open(self, record: RequestRecord, finish: Finish, now_s: float) -> Turn:
         """A request finished as a turn of its program: its gap begins."""
@@ -150,24 +148,16 @@ class OpenTurns:
         The caller ends the pin next.
         """
         claimed = min(cached_tokens, pin.kv_tokens)
-        kept = self._plain_hit_tokens(record, claimed)
-        saved, saved_s = claimed - kept, self.costs.prefill_s(claimed, kept)
+        # With several cache groups a token has its KV in more, or larger, blocks.
+        tokens_per_block = pin.kv_tokens / pin.kv_blocks
+        pool_tokens = self.holder.pressure().pool_blocks * tokens_per_block
+        plain_hit = self.plain.hit_tokens(
+            record.program.key, pin.turn.finish_s, pool_tokens
+        )
+        kept = int(min(plain_hit, claimed))
+        saved_s = self.costs.prefill_s(claimed, kept)
         self.plain.on_saved(saved_s)
-        owed = min(saved, self._owed_tokens)
-        self._owed_tokens -= owed
-        if owed:
-            saved_s *= (saved - owed) / saved
-        return Claim(pin.pin_id, claimed, saved - owed, saved_s)
-
-    def account_loss(self, record: RequestRecord, cached_tokens: int) -> None:
-        """A request goes on from a turn without a pin: pins of others may be why.
-
-        What plain vLLM's cache would have had more of it, later claims save less.
-        """
-        if not record.asked_tier:  # a reload is no prefill
-            tokens = record.reusable_tokens // self.block_tokens * self.block_tokens
-            kept = self._plain_hit_tokens(record, tokens)
-            self._owed_tokens += max(0, kept - cached_tokens)
+        return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """No request will continue this turn."""
@@ -233,13 +223,6 @@ class OpenTurns:
         )
         self.telemetry.shrink(self.clock.now_s(), pin)
         return shrunk.freed_blocks
-
-    def _plain_hit_tokens(self, record: RequestRecord, most_tokens: int) -> int:
-        """Of the turn that a request continues, what plain vLLM would find cached."""
-        ended_s = record.continued_end_s
-        if ended_s is None:
-            return 0
-        return int(min(self.plain.hit_tokens(record.program.key, ended_s), most_tokens))
 
     def _has_claimant(self, turn: Turn) -> bool:
         pin = self.pins.get(turn.pin_id)

@@ -40,7 +40,6 @@ class PinTable:
         self._by_victim: list[tuple[int, ...]] = []
         self._next_id = 0
         self.kv_blocks = 0
-        self.kv_tokens = 0
         self.client_ttl_blocks = 0  # of pins with `has_client_ttl`
         self.version = 0  # changes with all that lets requests take pins, but time
         self._tenant_blocks: dict[str, int] = {}
@@ -103,7 +102,7 @@ class PinTable:
         self._pins[pin.pin_id] = pin
         self._push(pin)
         insort(self._by_victim, _order(pin))
-        self._count(pin, kv_blocks, kv_tokens)
+        self._count(pin, kv_blocks)
         return pin
 
     def remove(self, pin: Pin) -> None:
@@ -111,7 +110,7 @@ class PinTable:
         del self._pins[pin.pin_id]
         self._uncontended.pop(pin.pin_id, None)
         del self._by_victim[bisect_left(self._by_victim, _order(pin))]
-        self._count(pin, -pin.kv_blocks, -pin.kv_tokens)
+        self._count(pin, -pin.kv_blocks)
         pin.turn.pin_id = None
         pin.turn.hashes = ()
         pin.turn.facts = None
@@ -119,7 +118,7 @@ class PinTable:
 
     def shrink(self, pin: Pin, *, kv_blocks: int, kv_tokens: int) -> None:
         """Keep only a prefix of the pinned blocks."""
-        self._count(pin, kv_blocks - pin.kv_blocks, kv_tokens - pin.kv_tokens)
+        self._count(pin, kv_blocks - pin.kv_blocks)
         pin.kv_blocks = kv_blocks
         pin.kv_tokens = kv_tokens
 
@@ -211,9 +210,8 @@ class PinTable:
         tenants = len(held) + (newcomer not in held)
         return tenants > 1 and held.get(tenant, 0) * tenants > cap_blocks
 
-    def _count(self, pin: Pin, change: int, change_tokens: int) -> None:
+    def _count(self, pin: Pin, change: int) -> None:
         self.kv_blocks += change
-        self.kv_tokens += change_tokens
         self.client_ttl_blocks += change if pin.has_client_ttl else 0
         self.version += 1
         tenant = pin.program.tenant

@@ -40,7 +40,7 @@ class WaitBound:
     """
 
     fixed_s: float | None
-    tier: LowerTierStats
+    tier_stats: LowerTierStats
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_allocated(self, wait_s: float) -> None:
@@ -50,10 +50,14 @@ class WaitBound:
     def seconds(self, may_learn: Callable[[], bool] = lambda: True) -> float:
         """W as it is now.
 
-        may_learn: False where some requests are meant to pass others.
+        may_learn: asked last; no where some requests are meant to pass others.
         """
         if self.fixed_s is not None:
             return self.fixed_s
-        if not self.tier.keeps or self._wait_s.count < MIN_REQUESTS or not may_learn():
+        if (
+            not self.tier_stats.keeps
+            or self._wait_s.count < MIN_REQUESTS
+            or not may_learn()
+        ):
             return LAST_RESORT_S
         return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)

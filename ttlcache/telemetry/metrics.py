@@ -24,8 +24,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "pins_started": ("Pins started.", None),
     "claimed_tokens": ("Prompt tokens served from a claimed pin.", None),
     "prefill_tokens_saved": (
-        "Of those, estimated, what plain vLLM's prefix cache would have evicted, less "
-        "what turns without a pin lost that it would have had.",
+        "Of those, estimated: what plain vLLM's prefix cache would have evicted.",
         None,
     ),
     "prefill_seconds_saved": ("Seconds of prefill that pins saved, estimated.", None),

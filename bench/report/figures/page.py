@@ -20,8 +20,8 @@ _PAPER = """## The paper's figures (roofline)
 CacheTTL (arXiv 2511.02230 v4) and its first version. "Agrees" is said of `cachettl`,
 our version of its rule; 1.20x means that vLLM's JCT is 1.20 times as long. Drawn
 programs, Llama-3.1-8B on an A100 if nothing else is said, tiers written through.
-Pictures are linked; `python -m bench figures --measure NAME` measures one again, NAME
-as its file. Not of the roofline: Fig. 3 and v1 Fig. 11 (drawn), Table 4 (CPU time).
+`python -m bench figures --measure NAME` measures one again, NAME as its picture's file.
+Not of the roofline: Fig. 3 and v1 Fig. 11 (drawn), Table 4 (CPU time).
 """
 #: Parts of the grid's table of arms that the page has.
 _ARM_COLUMNS = ("arm", "all", "p99", "held")
@@ -48,13 +48,16 @@ def render(results: Results) -> str:
 
 def losses_of(results: Results) -> Iterator[str]:
     """What got worse, or no better, wherever that was measured."""
-    if worse := servers.losses(results):
+    others = {n: r for n, r in results.items() if not n.startswith(servers.PREFIX)}
+    worse = servers.losses(others)
+    if len(others) < len(results):
+        worse = ["what is in bold above", *worse]
+    if worse:
         yield f"Real servers, worse by more than 1 %: {'; '.join(worse)}"
     if "validate" in results:
         error = servers.simulator_error(results["validate"])
         yield f"The simulator, with measured step times: {error}"
-    if "grid" in results:
-        behind = verdict.behind(results["grid"]["rows"])
+    if "grid" in results and (behind := verdict.behind(results["grid"]["rows"])):
         yield f"Cells of the grid, another arm ahead by more than 1 %: {len(behind)}"
     swept = {name: each for name, each in results.items() if "drawn" in each}
     points = [(name, loss) for name, each in swept.items() for loss in losses(each)]

@@ -173,8 +173,8 @@ def _harness(result: Json) -> str:
     )
     worse = ", ".join(c.text for c in compared if c.is_worse)
     return (
-        f"{result['package']}, {rounds} pair{'s' * (rounds > 1)}: "
-        f"`{result['command']}`. Over {_base(result)}: {better}; "
+        f"`{result['command']}`, {rounds} pair{'s' * (rounds > 1)}, over "
+        f"{_base(result)}: {better}; "
         f"**worse: {worse or 'none'}**."
     )
 
@@ -191,7 +191,7 @@ def harness_in_short(result: Json) -> str:
 
 def _base(result: Json) -> str:
     if result["options"].get("against") == "lmcache":
-        return "vLLM with LMCache's connector"
+        return "LMCache's connector"
     return "plain vLLM"
 
 

@@ -26,7 +26,7 @@ def render_summary(results: Results) -> str:
     if not body:
         return ""
     more = (
-        "Real servers: vLLM's CPU build, tiny model, 2 cores. "
+        "All but the last: servers (vLLM's CPU build, 2 cores). "
         "[Once on an H200](docs/research/gpu-measurements.md). "
         "[Benchmarks](docs/benchmarks.md): every number, every loss."
     )
@@ -53,7 +53,7 @@ def _validation(result: Json) -> Iterator[list[str]]:
     if told:
         names = ", ".join(f"`{arm}`" for arm in arms)
         agents = result["options"]["programs"]
-        what = f"real servers, {agents} agents, last turns told"
+        what = f"{agents} agents, last turns told"
         yield [what, f"mean JCT by run, s, {names}: {told}"]
 
 
@@ -61,7 +61,7 @@ def _harness(result: Json) -> Iterator[list[str]]:
     settings = result["options"].get("connector_config")
     beside = f", `{json.dumps(settings)}`" if settings else ""
     trace = Path(result["options"]["trace"] or "drawn agents").name
-    what = f"real servers, {trace.partition('.')[0]}{beside}"
+    what = f"{trace.partition('.')[0]}{beside}"
     yield [what, servers.harness_in_short(result)]
 
 
@@ -74,8 +74,8 @@ def _grid(grid: Json) -> Iterator[list[str]]:
     )
     yield [
         f"simulated A100 (roofline), {cells} cells",
-        f"mean JCT {ratio} of the best of three readings of CacheTTL; behind any other "
-        f"arm in {lost}",
+        f"mean JCT {ratio} of CacheTTL's best of three readings; "
+        f"behind an arm in {lost}",
     ]
 
 

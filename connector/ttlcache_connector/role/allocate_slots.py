@@ -189,7 +189,7 @@ class AllocationGuard:
         return missing
 
     def _pins_would_not_help(self, missing: int, urgency: Urgency) -> bool:
-        """Whether it was not for memory that the call failed.
+        """Whether the call failed for another reason than memory.
 
         vLLM refuses what hits a recurrent state that is computed only in this step:
         no pin would help. Running requests and a stalled engine get the benefit of

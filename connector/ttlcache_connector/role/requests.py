@@ -151,9 +151,9 @@ class RequestEvents:
         try:
             self._finish(request, block_ids)
         finally:  # also where that raised: no program waits for this request
-            self._controller.forget(request.request_id)
             if self._holder.states is not None:
                 self._holder.states.release(request.request_id)
+            self._controller.forget(request.request_id)
 
     def _finish(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         started_s = stopwatch_s()

@@ -112,8 +112,9 @@ class StepEvents:
         """
         if self._demoting is not None:
             engine, prefills = self._parts.engine, self._parts.prefills
+            num_running = engine.num_running()  # None under a foreign scheduler
             self._demoting.unpinned.start_copies_ahead(
-                engine.num_running() or 1,
+                1 if num_running is None else num_running,
                 lambda: engine.prompt_tokens_ahead(prefills, scheduled_tokens),
             )
 

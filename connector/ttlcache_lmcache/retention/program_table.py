@@ -17,7 +17,7 @@ from ttlcache.types import UNKNOWN_GAP, GapKey
 from ttlcache_lmcache.retention.residency import Chunk, Residency
 
 #: Seconds after which a request without an end has none: its engine died. Later than
-#: LMCache clears its session away (`hold_reads_s`).
+#: LMCache clears its session away under `ttlcache serve-tiers`.
 LOST_S = 1860.0
 
 

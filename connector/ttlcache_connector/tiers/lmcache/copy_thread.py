@@ -154,7 +154,7 @@ class CopyThreads:
         self.stores = CopyThread("ttlcache-stores")
 
     def cancel_all_but(self, wanted: Collection[Move]) -> None:
-        """See `CopyThread.retain`."""
+        """See `CopyThread.cancel_all_but`."""
         self.loads.cancel_all_but(wanted)
         self.stores.cancel_all_but(wanted)
 

@@ -74,10 +74,7 @@ class Registration:
         ours = self._adapter.lmcache_tokens_per_chunk
         theirs = get_lmcache_chunk_size(self._adapter.req_client, REGISTER_TIMEOUT_S)
         if theirs != ours:
-            raise TransferError(
-                f"LMCache's server has chunks of {theirs} tokens now, not {ours} as "
-                "when vLLM started: restart one of them"
-            )
+            raise TransferError(f"LMCache's chunks: {theirs} tokens now, not {ours}")
         if not self._is_by_worker:
             self._by_server(kv_caches)
             return

@@ -169,10 +169,10 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
 
     def has_unstored(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
-        waits = waits and self._deferred.is_finished(request_id)
-        if waits and not self.is_up():
+        waits, is_up = waits and self._deferred.is_finished(request_id), self.is_up()
+        if waits and not is_up:
             self.drop(request_id)  # or it would wait for ever
-        return waits and self.is_up()
+        return waits and is_up
 
     def demote(self, request_id: str) -> bool:
         return self.has_unstored(request_id) and self._queue.make_due(request_id)

@@ -117,7 +117,7 @@ class LMCacheWorkerTier(WorkerTier):
         for request_id in list(times):  # the thread may add some
             if request_id not in self._since_s:
                 times.pop(request_id)
-        self._retain()
+        self._cancel_dropped()
         return transfers
 
     def report(self) -> KVConnectorWorkerMetadata | None:
@@ -147,7 +147,7 @@ class LMCacheWorkerTier(WorkerTier):
                 if not future.query():
                     future.set_result(False)
 
-    def _retain(self) -> None:
+    def _cancel_dropped(self) -> None:
         """LMCache's adapter forgets transfers when its server is gone: so do we."""
         adapter = self._adapter
         if isinstance(adapter.transfer_ctx, ThreadedTransfer):

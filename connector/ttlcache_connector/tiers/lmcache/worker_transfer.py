@@ -38,13 +38,10 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         copier: ChunkCopier,
         on_no_answer: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            on_no_answer: called where the server answers no request for slots: it
-                answers none of a worker that it does not know, as after its restart.
-        """
         super().__init__(instance_id, req_client)
-        self._on_no_answer = on_no_answer
+        # A server answers no request for slots of a worker that it does not know, as
+        # after its restart.
+        self._on_no_answer, self._unanswered = on_no_answer, 0
         self._threads = threads
         self._metrics = metrics
         self._answer_timeout_s = answer_timeout_s
@@ -159,8 +156,9 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         try:
             slots = context.prepare_store(key, self._instance_id)
         except TimeoutError:
-            self._on_no_answer()
+            self._note_answer(came=False)
             raise
+        self._note_answer(came=True)
         if slots is None:
             return False
         reserved_s = stopwatch_s()
@@ -209,8 +207,8 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         chunks = context.prepare_retrieve(key, self._instance_id)
         try:
             prepared_s = stopwatch_s()
-            if chunks is None and prepared_s - began_s >= self._answer_timeout_s:
-                self._on_no_answer()
+            is_late = prepared_s - began_s >= self._answer_timeout_s
+            self._note_answer(came=chunks is not None or not is_late)
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
             self._wait_for(event)
@@ -229,6 +227,11 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self._count("promoted", chunks)
         self.load_s[request_id] = stopwatch_s() - began_s
         return True
+
+    def _note_answer(self, *, came: bool) -> None:
+        self._unanswered = 0 if came else self._unanswered + 1
+        if self._unanswered > 1 and not self._was_closed:
+            self._on_no_answer()
 
     def _wait_for(self, event: Any) -> None:
         """Outside of `copying`: a copy is given up without waiting for a forward pass.
