@@ -93,7 +93,7 @@ class AllocationGuard:
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
         manager: Any = self._manager
-        manager.allocate_slots = self._short_way()
+        manager.allocate_slots = self._fast_path_for_running()
         manager.reset_prefix_cache = self.reset_prefix_cache
 
     def allocate_slots(
@@ -122,7 +122,7 @@ class AllocationGuard:
         self._upkeep.release_all()  # guarded there
         return self._reset() and self._upkeep.clear_own_tier()
 
-    def _short_way(self) -> Callable[..., Any]:
+    def _fast_path_for_running(self) -> Callable[..., Any]:
         """`allocate_slots` that first tries what every running request needs.
 
         Called for each of them at every step, so it is a function that spells out
