@@ -89,8 +89,10 @@ def shared_memory_server() -> Iterator[Server]:
     path = Path("/dev/shm", f"ttlcache-test-{uuid.uuid4().hex}")
     with path.open("xb+") as file:
         file.truncate(CHUNKS * CHUNK_BYTES)
-        yield Server(path.name, mmap.mmap(file.fileno(), CHUNKS * CHUNK_BYTES))
-    path.unlink()
+        try:
+            yield Server(path.name, mmap.mmap(file.fileno(), CHUNKS * CHUNK_BYTES))
+        finally:
+            path.unlink()
 
 
 @pytest.fixture
