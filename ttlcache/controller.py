@@ -213,7 +213,7 @@ class Controller:
         if record is None:
             return
         now_s = self._clock.now_s()
-        has_loaded, record.loads = record.loads, loads
+        has_loaded, record.is_loading = record.is_loading, loads
         if has_loaded:
             record.lacks_memory_since_s = None
             return

@@ -98,8 +98,9 @@ def harness(options: HarnessOptions, console: Console) -> int:
             status = _run([str(program), *arguments], chosen.env, place, limit_s)
             engine = read_engine(server, before)
         here = f"{Path.cwd()}/"
+        told = [a.replace(f"{place}/", "").replace(here, "") for a in arguments]
         return HarnessRun(
-            [chosen.program, *(part.replace(here, "") for part in arguments)],
+            [chosen.program, *told],
             status,
             read_metrics(place / chosen.result, chosen.metrics),
             engine,

@@ -170,3 +170,12 @@ def test_the_summary_goes_between_its_markers(tmp_path):
     page.write_text("no place")
     with pytest.raises(ValueError, match="expected"):
         write_into(page, "new")
+
+
+def test_results_name_no_path_of_one_machine():
+    harnesses = [each for name, each in COMMITTED.items() if name.startswith("harness")]
+    assert harnesses
+    for result in harnesses:
+        commands = [run["command"] for one in result["rounds"] for run in one.values()]
+        parts = [part for command in commands for part in command]
+        assert not [p for p in (*parts, result["options"]["out"]) if p[:1] == "/"]

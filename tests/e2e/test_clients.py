@@ -129,8 +129,9 @@ def check(agent, conversations: list[list[str]], turns: int) -> None:
         for name in ids[1:]:
             turn = found[name][1]
             claim = claim_text(turn, by_turn.get(turn.follows or 0), first=False)
-            excuses = ("claimed", "expired", "victim", "no room under", "superseded")
-            assert any(excuse in claim for excuse in excuses), claim
+            excuses = ("expired", "victim", "no room under", "superseded")
+            is_excused = any(excuse in claim for excuse in excuses)
+            assert turn.claimed_pin is not None or is_excused, claim
     claimed = sum(found[name][1].claimed_pin is not None for name in found)
     assert claimed > 0.5 * (len(found) - AGENTS)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ttlcache.estimators.sliding_mean import SlidingMean
 
-#: Contexts remembered; what a larger pool has of older ones is not told as saved.
+#: Contexts remembered: in a pool that holds more of them less is told as saved.
 MAX_CONTEXTS = 1_000
 LATE_SHARE = 1 / 8
 #: Turns over which the mean context is taken.

@@ -245,7 +245,7 @@ class RequestRecord:
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
     asked_tier: bool = False  # for what GPU memory has not
-    loads: bool = False  # from there, now
+    is_loading: bool = False  # from there
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None

@@ -26,9 +26,9 @@ def render_summary(results: Results) -> str:
     if not body:
         return ""
     more = (
-        "All but the last: servers (vLLM's CPU build, 2 cores). "
+        "All but the last: real servers (vLLM's CPU build, tiny model, 2 cores). "
         "[Once on an H200](docs/research/gpu-measurements.md). "
-        "[Benchmarks](docs/benchmarks.md): every number, every loss."
+        "[Benchmarks](docs/benchmarks.md): every loss."
     )
     header = ["what", "found", "command"]
     return "\n\n".join(["## Results", table(header, body, "---"), more])
@@ -74,8 +74,7 @@ def _grid(grid: Json) -> Iterator[list[str]]:
     )
     yield [
         f"simulated A100 (roofline), {cells} cells",
-        f"mean JCT {ratio} of CacheTTL's best of three readings; "
-        f"behind an arm in {lost}",
+        f"mean JCT {ratio} of CacheTTL's best reading; behind an arm in {lost}",
     ]
 
 

@@ -33,8 +33,8 @@ from ttlcache_sim.steps.models import MODELS
 PROCESSES = 2
 #: docs/research/policy-log.md; all with measured step times.
 MODEL_ERROR = (
-    "of three ratios that real servers gave it told 0.07 and 0.20 too little, the "
-    "latter where contention begins"
+    "in three comparisons with real servers the ratio was up to 0.07 too low, 0.20 "
+    "where contention begins"
 )
 
 

@@ -91,8 +91,8 @@ def verdict(
     if not paying:
         return [f"It pays at none of these loads: {_why_not(loads[-1], sessions)}."]
     first, others = paying[0], [load for load in by_rate if not load.pays]
-    alone = "on" if all(load.rate < first.rate for load in others) else "on, not always"
-    told = f"It pays from {first.rate:.3g} programs/s {alone}: {_gain(first, limits)}."
+    on = "on" if all(load.rate < first.rate for load in others) else "on, not always"
+    told = f"It pays from {first.rate:.3g} programs/s {on}: {_gain(first, limits)}."
     if not others:
         return [told, f"Less than {first.rate:.3g} programs/s was not simulated."]
     why = _why_not(others[-1], sessions)
