@@ -219,6 +219,9 @@ class FakeEngine:
             pinned = self.holder.pinned_blocks()
             return sum(1 for block in blocks[:count] if block not in pinned)
 
+        def is_pinned(count: int) -> bool:
+            return not count_unpinned(count)
+
         finished = self.controller.on_finished(
             Finish(
                 request_id=request_id,
@@ -230,8 +233,9 @@ class FakeEngine:
                 kv_blocks=len(blocks),
                 kv_tokens=len(blocks) * self.block_tokens,
                 count_unpinned=count_unpinned,
+                is_pinned=is_pinned,
                 divisible=not self.holder.whole_pins,
-                detect=lambda: self.next_gap,
+                read_tool=lambda: self.next_gap,
             )
         )
         order = finished.order
@@ -254,11 +258,11 @@ def _check_references(engine: FakeEngine) -> None:
     expected: Counter[int] = Counter()
     for request in engine.requests.values():
         expected.update(request.blocks)
-    for blocks in holder.held.values():
+    for blocks in holder.blocks_by_pin.values():
         expected.update(blocks)
     assert holder.references == expected, "references without an owner, or missing"
     assert holder.free_blocks == holder.pool_blocks - len(expected)
-    held = {pin_id: len(blocks) for pin_id, blocks in holder.held.items()}
+    held = {pin_id: len(blocks) for pin_id, blocks in holder.blocks_by_pin.items()}
     if engine.controller.config.observes:
         assert not held
         return

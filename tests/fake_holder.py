@@ -22,7 +22,7 @@ class FakeHolder:
         self.block_tokens = block_tokens
         self.whole_pins = whole_pins
         self.references: Counter[int] = Counter()
-        self.held: dict[int, list[int]] = {}
+        self.blocks_by_pin: dict[int, list[int]] = {}
         self.num_running = 0
         self.num_waiting = 0
         self.memory_is_short = False
@@ -81,27 +81,29 @@ class FakeHolder:
     def hold(self, pin_id: int, blocks: Sequence[int]) -> None:
         """Carry out a `PinOrder`."""
         self.take(blocks)
-        self.held[pin_id] = list(blocks)
+        self.blocks_by_pin[pin_id] = list(blocks)
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
-        return self.drop(self.held.pop(pin_id, []))
+        return self.drop(self.blocks_by_pin.pop(pin_id, []))
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
-        blocks = self.held[pin_id]
+        blocks = self.blocks_by_pin[pin_id]
         if self.whole_pins or drop_blocks >= len(blocks):
             return None
         keep = len(blocks) - drop_blocks
-        self.held[pin_id] = blocks[:keep]
+        others = (b for i, b in self.blocks_by_pin.items() if i != pin_id)
+        if any(blocks[keep - 1] in pinned for pinned in others):
+            return None
+        self.blocks_by_pin[pin_id] = blocks[:keep]
         return Shrunk(self.drop(blocks[keep:]), keep, keep * self.block_tokens)
 
     def is_freeable(self, pin_id: int) -> bool:
-        pinned = [block for blocks in self.held.values() for block in blocks]
-        return any(
-            self.references[block] == pinned.count(block) for block in self.held[pin_id]
-        )
+        return self.references[self.blocks_by_pin[pin_id][-1]] == 1
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
-        ours = Counter(block for pin_id in pin_ids for block in self.held[pin_id])
+        ours = Counter(
+            block for pin_id in pin_ids for block in self.blocks_by_pin[pin_id]
+        )
         freeable = sum(self.references[block] == n for block, n in ours.items())
         return min(freeable, enough)
 
@@ -116,4 +118,4 @@ class FakeHolder:
         )
 
     def pinned_blocks(self) -> set[int]:
-        return {block for blocks in self.held.values() for block in blocks}
+        return {block for blocks in self.blocks_by_pin.values() for block in blocks}

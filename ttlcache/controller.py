@@ -4,9 +4,10 @@
            → on_finished
            … gap: on_arrival | tick (the pin expires) | memory.reclaim (memory is short)
 
-What an engine asks between the events it asks `Controller.queue`, `Controller.memory`
-and `Controller.tier`. The adapter references blocks as `Finished.order`
-says; they are released only through the `BlockHolder` that it provides.
+What an engine asks between the events it asks `Controller.queue` and
+`Controller.memory`; what it sees of a lower tier it tells `Controller.tier_stats`.
+The adapter references blocks as `Finished.order` says; they are released only through
+the `BlockHolder` that it provides.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Controller:
 
     queue: in which order waiting requests are served.
     memory: which of them may start, and which pins give way for them.
-    tier: what is known of the lower tier.
+    tier_stats: what is known of the lower tier.
+    admission: how much programs under way will grow.
+    retention: which turns are pinned, and for how long.
     memoryfulness: what programs' lengths say of turns left (paper §4.1).
     requests: those between arrival and finish.
     """

@@ -65,7 +65,7 @@ UNKNOWN_GAP = GapKey("unknown")
 
 
 class PinOutcome(StrEnum):
-    """How a pin ended: every pin once, with one of these.
+    """How a pin ended, as counted: every pin once.
 
     One that passed its deadline ends as EXPIRED, and is counted when its next turn
     comes; if none does, as NO_RETURN.
@@ -206,8 +206,9 @@ class Finish(NamedTuple):
     kv_blocks, kv_tokens: full, cached blocks that could be pinned, their tokens.
     count_unpinned: how many of the first n of them no pin references right now;
         None means all.
+    is_pinned: whether pins reference all of the first n; None means no.
     divisible: whether a prefix of the blocks is worth pinning without the rest.
-    detect: reads the tool from the output; called only if no hint names it.
+    read_tool: reads the tool from the output; called only if no hint names it.
     """
 
     request_id: str
@@ -219,8 +220,9 @@ class Finish(NamedTuple):
     kv_blocks: int = 0
     kv_tokens: int = 0
     count_unpinned: Callable[[int], int] | None = None
+    is_pinned: Callable[[int], bool] | None = None
     divisible: bool = True
-    detect: Callable[[], GapKey | None] | None = None
+    read_tool: Callable[[], GapKey | None] | None = None
 
 
 class PinOrder(NamedTuple):
@@ -246,9 +248,8 @@ class Finished(NamedTuple):
 class ReleaseMode(Enum):
     """What becomes of the blocks that a pin gives up.
 
-    KEEP_CACHED: they stay in the prefix cache while they can, above a lower tier as its
-        `demote` says; the pin gave up only its place under
-        the cap, or its time is over.
+    KEEP_CACHED: no memory is needed now. They become evictable prefix cache; above a
+        lower tier they stay referenced until its `demote` has them copied.
     COPY_FIRST: a waiting request needs memory: they are copied to the lower tier, and
         count as free although they are only soon.
     FREE_NOW: memory is needed in this step.
@@ -260,7 +261,8 @@ class ReleaseMode(Enum):
 
 
 class Shrunk(NamedTuple):
-    """What a holder did: blocks that became free, and what is still referenced."""
+    """What a holder did: blocks that became free, with `COPY_FIRST` also those that
+    will soon, and what is still referenced."""
 
     freed_blocks: int
     kept_blocks: int
@@ -284,12 +286,13 @@ class BlockHolder(Protocol):
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop about `drop_blocks` references from the tail.
 
-        None: nothing would be left of it, and nothing was done; `release` follows.
+        None: nothing would be left that other pins do not hold, and nothing was done;
+        `release` follows.
         """
         ...
 
     def is_freeable(self, pin_id: int) -> bool:
-        """Whether releasing pins can free a block of this one: nobody else uses it."""
+        """Whether shrinking it frees a block: no pin or request else uses its last."""
         ...
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
@@ -304,7 +307,9 @@ class BlockHolder(Protocol):
 class Urgency(Enum):
     """For whom memory is wanted; decides which pins may be taken."""
 
-    FIRST = "first"  # stands before all pins: any of them, if that makes it fit
+    # Holds memory, is overdue, or the queue is in no order of programs: any pin but
+    # its own, if that makes it fit.
+    OUTRANKS_ALL = "outranks-all"
     WAITING = "waiting"  # a queued request while others run: see `Reclaimer`
     HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin

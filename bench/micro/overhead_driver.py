@@ -139,7 +139,7 @@ class Agent:
             tokens=self._slice,
             kv_blocks=len(hashes),
             kv_tokens=len(hashes) * BLOCK_TOKENS,
-            detect=self._detect,
+            read_tool=self._read_tool,
         )
         self.turns += 1
         self._tokens += TURN_TOKENS
@@ -154,5 +154,5 @@ class Agent:
     def _slice(self, start: int, stop: int) -> range:
         return range(self._base + start, self._base + stop)
 
-    def _detect(self) -> GapKey:
+    def _read_tool(self) -> GapKey:
         return GapKey(self._tool)

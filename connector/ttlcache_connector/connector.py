@@ -26,7 +26,7 @@ from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.scheduling import by_arrival
 from ttlcache_connector.role.worker import WorkerRole
-from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
+from ttlcache_connector.tiers.base import TierFactory, TierMetadata, WorkerTier
 from ttlcache_connector.tiers.registry import TIERS
 
 if TYPE_CHECKING:
@@ -179,11 +179,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler()
     def reset_cache(self) -> bool | None:
-        return self._bound.upkeep.reset()
+        return self._bound.teardown.reset()
 
     def shutdown(self) -> None:
         if self.scheduler_role is not None:
-            self.scheduler_role.upkeep.shutdown()
+            self.scheduler_role.teardown.shutdown()
         self.worker_role.shutdown()
 
     # --- scheduler role: what a scheduler may ask ----------------------------
@@ -355,9 +355,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return self.scheduler_role
 
 
-def _lower_tier(extra_config: Mapping[str, Any]) -> LowerTier:
+def _lower_tier(extra_config: Mapping[str, Any]) -> TierFactory:
     """What is no tier is refused with its reason when the settings are read."""
-    return TIERS.get(str(extra_config.get("lower_tier")), LowerTier())
+    return TIERS.get(str(extra_config.get("lower_tier")), TierFactory())
 
 
 def find_connector(connector: Any) -> TTLConnector | None:

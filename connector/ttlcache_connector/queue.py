@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 from sortedcontainers import SortedKeyList
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -40,15 +40,53 @@ class QueueCallbacks(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A queued request with the keys it was sorted in with."""
+    """A queued request with the keys it was sorted in with.
+
+    is_popped: in this step; vLLM puts it back if it cannot start.
+    """
 
     request: Request
     queued_s: float
     key: tuple[int, ...] = ()
     is_newcomer: bool = False
+    is_popped: bool = False
 
 
-class Held(Enum):
+class _Sorted:
+    """Entries by a key. Those that were popped stay, and are passed over: vLLM may pop
+    thousands in a step, and put them back, as for a LoRA adapter without a slot."""
+
+    def __init__(self, key: Callable[[_Entry], Any]) -> None:
+        self._entries: SortedKeyList[_Entry, Any] = SortedKeyList(key=key)
+        # Of those after the first one that is not popped; None: begin anew.
+        self._rest: Iterator[_Entry] | None = None
+        self._first: _Entry | None = None
+
+    def add(self, entry: _Entry) -> None:
+        self._rest = None
+        self._entries.add(entry)
+
+    def remove(self, entry: _Entry) -> None:
+        self._rest = None
+        self._entries.remove(entry)
+
+    def begin_anew(self) -> None:
+        """A popped entry is back."""
+        self._rest = None
+
+    def first(self) -> _Entry | None:
+        if self._rest is None:
+            self._rest = iter(self._entries)
+            self._first = next(self._rest, None)
+        while self._first is not None and self._first.is_popped:
+            self._first = next(self._rest, None)
+        return self._first
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return (entry for entry in self._entries if not entry.is_popped)
+
+
+class HeldBack(Enum):
     """Which requests do not come out for the rest of a step."""
 
     NONE = auto()
@@ -57,10 +95,10 @@ class Held(Enum):
 
 
 class ProgramQueue(RequestQueue):
-    """O(log n) per operation; never scanned by a scheduling step.
+    """O(log n) per operation.
 
-    held: until the step ends. vLLM takes more while the queue is true, so it is false
-        once all are held; its length and what it iterates over stay.
+    held_back: until the step ends. Once all are held back `bool(queue)` is False, so
+        that vLLM stops; `len` and iteration still show them.
 
     Requests come out by key. Places that went out of date are put right when they
     reach the head, each at most once per quantum of its context. One that has waited
@@ -72,17 +110,15 @@ class ProgramQueue(RequestQueue):
         self._now_s = now_s
         self._entries: dict[str, _Entry] = {}
         # By key; apart, those that admission control may hold back.
-        self._started: SortedKeyList[_Entry, tuple[int, ...]]
-        self._started = SortedKeyList(key=lambda e: e.key)
-        self._newcomers: SortedKeyList[_Entry, tuple[int, ...]]
-        self._newcomers = SortedKeyList(key=lambda e: e.key)
-        self.held = Held.NONE
+        self._started = _Sorted(key=lambda e: e.key)
+        self._newcomers = _Sorted(key=lambda e: e.key)
+        self.held_back = HeldBack.NONE
         # Never before one that clients want served first, by vLLM's own priority.
-        self._by_age: SortedKeyList[_Entry, tuple[int, float]]
-        self._by_age = SortedKeyList(key=lambda e: (e.key[0], e.queued_s))
+        self._by_age = _Sorted(key=lambda e: (e.key[0], e.queued_s))
         # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
+        self._max_wait_s: float | None = None  # of this step
         self._overdue: set[str] = set()
 
     def add_request(self, request: Request) -> None:
@@ -91,13 +127,19 @@ class ProgramQueue(RequestQueue):
         if known is not None:
             self._remove(request_id)
         entry = self._popped.pop(request_id, None)
-        if entry is None or entry.request is not request:
+        if entry is not None and entry.request is request:
+            entry.is_popped = False
+            self._by_age.begin_anew()
+            self._list_of(entry).begin_anew()
+        else:
+            if entry is not None:
+                self._take_out(entry)
             queued_s = self._now_s() if known is None else known.queued_s
             entry = _Entry(request, queued_s)
             self._read_place(entry)
+            self._by_age.add(entry)
+            self._list_of(entry).add(entry)
         self._entries[request_id] = entry
-        self._by_age.add(entry)
-        self._list_of(entry).add(entry)
 
     def peek_request(self) -> Request:
         if not self._entries:
@@ -114,7 +156,8 @@ class ProgramQueue(RequestQueue):
         if not self._entries:
             raise IndexError("pop from an empty queue")
         entry = self._peeked if self._peeked is not None else self._head()
-        self._remove(entry.request.request_id)
+        entry.is_popped, self._peeked = True, None
+        del self._entries[entry.request.request_id]
         self._popped[entry.request.request_id] = entry
         return entry.request
 
@@ -136,9 +179,7 @@ class ProgramQueue(RequestQueue):
 
     def rekey(self, request_id: str) -> None:
         """The request's place in the order changed; no-op if it is not queued."""
-        if request_id in self._popped:
-            self._read_place(self._popped[request_id])
-        entry = self._entries.get(request_id)
+        entry = self._entries.get(request_id) or self._popped.get(request_id)
         if entry is None:
             return
         self._list_of(entry).remove(entry)
@@ -156,19 +197,26 @@ class ProgramQueue(RequestQueue):
     def on_paused(self, paused_s: float) -> None:
         """The engine was told to stand still: nobody waited for others."""
         now_s = self._now_s()
-        for entry in self._entries.values():
+        entries = list(self._by_age)
+        for entry in entries:
+            self._by_age.remove(entry)
+        for entry in entries:
             entry.queued_s = min(now_s, entry.queued_s + paused_s)
-        self._by_age = SortedKeyList(list(self._by_age), key=self._by_age.key)
+            self._by_age.add(entry)
 
     def on_step_end(self) -> None:
-        """Nothing is held any more; what was popped and did not return has started."""
-        self.held = Held.NONE
+        """Nothing is held back any more; what was popped and stayed out has started."""
+        self.held_back, self._max_wait_s = HeldBack.NONE, None
+        for entry in self._popped.values():
+            self._take_out(entry)
         self._popped.clear()
 
     def __bool__(self) -> bool:
-        if self.held is Held.NONE:
+        if self.held_back is HeldBack.NONE:
             return bool(self._entries)
-        return self.held is Held.NEWCOMERS and bool(self._started)
+        if self.held_back is HeldBack.ALL:
+            return False
+        return self._started.first() is not None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -179,16 +227,19 @@ class ProgramQueue(RequestQueue):
 
     def changes_s(self) -> Iterator[float]:
         """When time alone will change the order, for simulators."""
-        if self._by_age:
-            yield self._by_age[0].queued_s + self._callbacks.max_wait_s()
+        oldest = self._by_age.first()
+        if oldest is not None:
+            yield oldest.queued_s + self._callbacks.max_wait_s()
 
     def _head(self) -> _Entry:
         first = self._first()
         if first.request.status is RequestStatus.PREEMPTED:
             return first  # its client has a part of the answer; vLLM does the same
-        oldest: _Entry = self._by_age[0]
-        waited_s = self._now_s() - oldest.queued_s
-        if waited_s > self._callbacks.max_wait_s():
+        oldest = self._by_age.first()
+        assert oldest is not None
+        if self._max_wait_s is None:
+            self._max_wait_s = self._callbacks.max_wait_s()
+        if self._now_s() - oldest.queued_s > self._max_wait_s:
             if oldest.request.request_id not in self._overdue:
                 self._overdue.add(oldest.request.request_id)
                 self._callbacks.on_overdue()
@@ -199,24 +250,28 @@ class ProgramQueue(RequestQueue):
         return first
 
     def _first(self) -> _Entry:
-        newcomers: Sequence[_Entry] = self._newcomers
-        started: Sequence[_Entry] = self._started
-        if not newcomers or (started and self.held is Held.NEWCOMERS):
-            return started[0]
-        if started and started[0].key < newcomers[0].key:
-            return started[0]
-        return newcomers[0]
+        started, newcomer = self._started.first(), self._newcomers.first()
+        if newcomer is None:
+            assert started is not None
+            return started
+        if started is None:
+            return newcomer
+        passes = self.held_back is HeldBack.NEWCOMERS or started.key < newcomer.key
+        return started if passes else newcomer
 
     def _read_place(self, entry: _Entry) -> None:
         entry.key = self._callbacks.priority(entry.request)
         entry.is_newcomer = self._callbacks.is_newcomer(entry.request)
 
-    def _list_of(self, entry: _Entry) -> SortedKeyList[_Entry, tuple[int, ...]]:
+    def _list_of(self, entry: _Entry) -> _Sorted:
         return self._newcomers if entry.is_newcomer else self._started
 
     def _remove(self, request_id: str) -> None:
         entry = self._entries.pop(request_id)
-        self._list_of(entry).remove(entry)
-        self._by_age.remove(entry)
+        self._take_out(entry)
         if self._peeked is entry:
             self._peeked = None
+
+    def _take_out(self, entry: _Entry) -> None:
+        self._list_of(entry).remove(entry)
+        self._by_age.remove(entry)

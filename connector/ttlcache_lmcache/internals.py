@@ -103,14 +103,6 @@ def ask_anew(adapter: Any, request_id: str) -> None:
     adapter._lookup_status.pop(request_id, None)
 
 
-def awaited_answers(adapter: Any, request_id: str) -> list[Any]:
-    """The futures of servers that a request's lookup waits for now."""
-    if (ack := adapter._unacked_lookups.get(request_id)) is not None:
-        return list(ack.futures.values())
-    status = adapter._lookup_status.get(request_id, {})
-    return [answer for answer, _ in status.values()]
-
-
 # --- the worker's adapter ------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def _check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[
     """Laws of one engine that has nothing left to do. Releases all pins."""
     broken = []
     if connector is not None and connector.scheduler_role is not None:
-        connector.scheduler_role.upkeep.release_all()
+        connector.scheduler_role.teardown.release_all()
         faults = connector.scheduler_role.parts.faults.total
         if faults:
             broken.append(f"{faults} exceptions in the connector's hooks")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.bench.samples import log_sample, record_job
 from ttlcache_sim.load.readers import read_paths, read_programs
-from ttlcache_sim.load.readers.base import Usage
+from ttlcache_sim.load.readers.model_calls import Usage
 from ttlcache_sim.load.traces import RecordedProgram, TraceError
 from ttlcache_sim.load.workload import WorkloadSpec, build
 

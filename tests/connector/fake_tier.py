@@ -35,9 +35,9 @@ class FakeTier(SchedulerTier, TierDemotions):
     def on_arrival(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
 
-    def match(self, request, hit_tokens, max_stored_tokens):
+    def match(self, request, hit_tokens, lookup_limit_tokens):
         self._maybe_fail("match")
-        self.max_stored_tokens = max_stored_tokens
+        self.lookup_limit_tokens = lookup_limit_tokens
         return Match(self.found, self.asked)
 
     def update_state_after_alloc(self, request, blocks, external_tokens):

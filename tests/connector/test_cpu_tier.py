@@ -657,3 +657,23 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
         engine, mode, is_enough=lambda number: number >= 60 and promoted(engine) > 50
     )
     assert free(engine) == 39
+
+
+def test_turns_that_end_alike_are_stored_as_one(make_worker):
+    engine = make_worker(num_blocks=200)
+    index = lower(engine).tier.index
+    for name in "abc":
+        down(engine, name, 1)
+        empty_gpu(engine)
+    assert (len(index._turns), index.used_blocks) == (1, 12)
+    index.clear()
+    assert index.used_blocks == 0
+
+
+def test_what_one_request_loads_others_wait_for_and_share(below):
+    engine, context = below(num_blocks=200)
+    for name in "bcde":
+        engine.add(f"{name}-0", [*context, 5], max_tokens=2, hints=hints(name))
+    engine.run()
+    assert promoted(engine) == 12
+    assert len(engine.finished) >= 4

@@ -26,7 +26,7 @@ from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
 from ttlcache_connector.role.scheduling import SchedulingCallbacks
 from ttlcache_connector.role.status import EngineStatus
 from ttlcache_connector.role.steps import CHECK_INVARIANTS, StepEvents
-from ttlcache_connector.role.upkeep import Upkeep
+from ttlcache_connector.role.teardown import Teardown
 
 
 def pin_for_each(engine):
@@ -104,7 +104,7 @@ def test_every_hook_may_throw(make_engine, clock, point, when, every, async_sche
 
 def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
-    parts = (RequestEvents, StepEvents, SchedulingCallbacks, Upkeep, EngineStatus)
+    parts = (RequestEvents, StepEvents, SchedulingCallbacks, Teardown, EngineStatus)
     guarded = {
         name
         for part in parts
@@ -125,7 +125,7 @@ def test_the_table_names_every_hook():
 AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier_stats", "on_lookup"),
     "control": ("status", "controller", "tick"),
-    "max_stored_tokens": ("requests", "controller", "requests"),
+    "lookup_limit_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "lower", "call"),
     "read_tool": ("requests", "controller", "tick"),  # such a request has no output
     "on_paused": ("steps", "controller", "on_paused"),
@@ -360,7 +360,7 @@ def test_checked_invariants_name_what_is_broken(make_engine, our_log, monkeypatc
     engine.step()
     assert "hook_errors:invariants" not in totals(engine)
     (pin,) = engine.controller.pins
-    engine.pool.touch([engine.holder.held[pin.pin_id][0]])
+    engine.pool.touch([engine.holder.blocks_by_pin[pin.pin_id][0]])
     engine.step()
     assert totals(engine)["hook_errors:invariants"] == 1
     assert any("has 2 references, expected 1" in line for line in our_log)

@@ -1,4 +1,4 @@
-"""Lookups: how long a step waits for them, and how they get on without being asked."""
+"""Lookups get on while the requests that asked are not asked for themselves."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -12,97 +12,9 @@ from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.tiers.base import Match
-from ttlcache_connector.tiers.lmcache.lookups import (
-    LOOKS,
-    MAX_WAIT_S,
-    Lookups,
-    LookupWait,
-)
+from ttlcache_connector.tiers.lmcache.lookups import LOOKS, Lookups
 
 URL, CHUNK = "tcp://server", 32
-
-# --- how long a step waits -----------------------------------------------------------
-
-
-class Waits:
-    """LMCache's adapter, whose answers come after a while of virtual time."""
-
-    def __init__(self):
-        self.clock = VirtualClock()
-        self.adapter = SimpleNamespace(_unacked_lookups={}, _lookup_status={})
-        self.lookup_wait = LookupWait(self.adapter, self.clock.now_s)
-
-    def answer(self, after_s):
-        due_s = self.clock.now_s() + after_s
-
-        def wait(timeout):
-            left_s = due_s - self.clock.now_s()
-            assert timeout >= 0.0
-            self.clock.advance(max(0.0, min(left_s, timeout)))
-            return left_s <= timeout
-
-        return SimpleNamespace(wait=wait)
-
-    def asks(self, request_id, *after_s):
-        futures = {i: self.answer(each) for i, each in enumerate(after_s)}
-        self.adapter._unacked_lookups[request_id] = SimpleNamespace(futures=futures)
-
-    def is_asked_for_the_result(self, request_id, after_s):
-        self.adapter._unacked_lookups.pop(request_id, None)
-        self.adapter._lookup_status[request_id] = {"url": (self.answer(after_s), 0.0)}
-
-    def waited_s(self, request_id):
-        """Whether the answer was heard, and after how many seconds."""
-        before_s = self.clock.now_s()
-        heard = self.lookup_wait.for_answer(request_id)
-        return heard, pytest.approx(self.clock.now_s() - before_s)
-
-
-@pytest.fixture
-def waits():
-    return Waits()
-
-
-def test_both_answers_are_waited_for_if_they_are_quick_and_of_every_server(waits):
-    waits.asks("r", 0.0002, 0.0005)
-    assert waits.waited_s("r") == (True, 0.0005)
-    waits.is_asked_for_the_result("r", 0.001)
-    assert waits.waited_s("r") == (True, 0.001)
-    waits.asks("s", 0.0002, 1.0)
-    assert not waits.lookup_wait.for_answer("s")
-    assert waits.waited_s("never asked") == (False, 0.0)
-
-
-def test_a_slow_answer_costs_its_request_one_wait_in_all(waits):
-    waits.asks("r", 1.0)
-    assert waits.waited_s("r") == (False, MAX_WAIT_S)
-    for _ in range(3):
-        waits.lookup_wait.next_step()
-        assert waits.waited_s("r") == (False, 0.0)
-    waits.lookup_wait.forget("r")
-    assert waits.waited_s("r") != (False, 0.0), "another request of that name"
-
-
-def test_many_requests_share_one_wait_in_a_step(waits):
-    for number in range(10):
-        waits.asks(f"r{number}", 1.0)
-        waits.waited_s(f"r{number}")
-    assert waits.clock.now_s() == pytest.approx(MAX_WAIT_S)
-    waits.lookup_wait.next_step()
-    assert waits.waited_s("r9") == (False, MAX_WAIT_S)
-
-
-def test_one_that_waits_for_the_disk_is_not_asked_for_ever(waits):
-    """Each answer is that there is none yet, and comes at once."""
-    heard = 0
-    waits.is_asked_for_the_result("r", 0.0)
-    while waits.lookup_wait.for_answer("r"):
-        heard += 1
-        assert heard < 20
-    assert heard > 1
-
-
-# --- lookups get on while the requests that asked are not asked for themselves ------
 
 
 class Adapter(LMCacheMPSchedulerAdapter):
@@ -153,8 +65,7 @@ class Rig:
             get_num_new_matched_tokens=self._look,
         )
         salts = SimpleNamespace(orphan_lookup=None, tracker_of=self._tracker)
-        self.lookups = Lookups(inner, salts, self.clock.now_s)
-        self.lookups._wait.for_answer = lambda request_id: False  # answers come later
+        self.lookups = Lookups(inner, salts)
 
     def begin_early(self, *request_ids):
         for request_id in request_ids:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from ttlcache_connector.queue import Held, ProgramQueue
+from ttlcache_connector.queue import HeldBack, ProgramQueue
 
 
 def request(name: str) -> Request:
@@ -125,7 +125,7 @@ def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
         rig.add(name, key)
     assert [r.request_id for r in rig.queue] == ["new", "a", "newer", "b"]
     skipped = rig.queue.pop_request()
-    rig.queue.held = Held.NEWCOMERS
+    rig.queue.held_back = HeldBack.NEWCOMERS
     for name in ("a", "b"):
         assert rig.queue
         assert rig.queue.pop_request().request_id == name
@@ -139,7 +139,7 @@ def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.sampled_from("apxr"), st.integers(0, 9)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("apxrse"), st.integers(0, 9)), max_size=60))
 def test_behaves_like_a_sorted_list(operations):
     rig = Rig(max_wait_s=1e9)
     model: dict[str, int] = {}
@@ -157,4 +157,12 @@ def test_behaves_like_a_sorted_list(operations):
             model.pop(name, None)
         elif operation == "r":
             rig.queue.rekey(name)
+        elif operation == "s":  # those that cannot start come back in their places
+            skipped = [rig.queue.pop_request() for _ in range(min(key, len(model)))]
+            assert len(rig.queue) == len(model) - len(skipped)
+            rig.queue.prepend_requests(skipped)
+        elif operation == "e":
+            rig.queue.on_step_end()
+        order = sorted(model, key=lambda n: (int(n), model[n]))
+        assert [r.request_id for r in rig.queue] == order
         assert len(rig.queue) == len(model)

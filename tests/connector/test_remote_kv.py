@@ -259,5 +259,5 @@ def test_an_expired_pin_is_loaded_from_it_while_others_run(engine, clock):
     assert totals(engine)["pins:expired"] == 1
     assert engine.shelf.loaded_tokens == 160
     # Another program's pin, or none, but never a block too many or too few.
-    engine.role.upkeep.release_all()
+    engine.role.teardown.release_all()
     assert free(engine) == 63

@@ -222,7 +222,7 @@ def test_a_tier_that_raises_keeps_no_memory(make, clock, tier, when):
         engine.abort("b")
     tier.demote = well
     engine.step()
-    engine.role.upkeep.release_all()
+    engine.role.teardown.release_all()
     assert free(engine) == 63
     assert engine.scheduler.reset_prefix_cache()
 
@@ -241,12 +241,12 @@ def test_nothing_is_looked_for_behind_a_pinned_turn(make, clock, tier):
     """Nobody can have stored what was never computed."""
     engine = make()
     context = engine.turn("a", LONG, hints=HINTS)
-    assert tier.max_stored_tokens == math.inf, "the first turn of a program"
+    assert tier.lookup_limit_tokens == math.inf, "the first turn of a program"
     later = engine.turn("b", [*context, 1, 2, 3], hints=HINTS)
-    assert tier.max_stored_tokens == (len(context) - 1) // 16 * 16
+    assert tier.lookup_limit_tokens == (len(context) - 1) // 16 * 16
     engine.turn("c", OTHER[:50], hints={"program_id": "q"})
-    assert tier.max_stored_tokens == math.inf
+    assert tier.lookup_limit_tokens == math.inf
     clock.advance(5.1)
     engine.step()  # the pin of "b" expires
     engine.turn("d", [*later, 1, 2, 3], hints=HINTS)
-    assert tier.max_stored_tokens == math.inf, "of its tail some may be below"
+    assert tier.lookup_limit_tokens == math.inf, "of its tail some may be below"

@@ -132,7 +132,10 @@ def test_both_searches_find_a_leak(monkeypatch):
     ("urgency", "seeds"),
     [
         (Urgency.STALLED, range(30)),  # pins do not give way when nothing runs
-        (Urgency.FIRST, (1264, 1360)),  # nor for loads, which hold memory already
+        (
+            Urgency.OUTRANKS_ALL,
+            (1264, 1360),
+        ),  # nor for loads, which hold memory already
     ],
 )
 def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):

@@ -36,7 +36,7 @@ def flood(engine, tokens=60):
 def test_what_the_cache_lost_and_a_pin_would_have_kept_is_savable(engine):
     context = engine.turn("a1", CONTEXT_A, [90, 91, 92, 93], program="a")
     assert engine.pinned() == {"a": 5}
-    assert not engine.holder.held, "the engine's blocks are left alone"
+    assert not engine.holder.blocks_by_pin, "the engine's blocks are left alone"
     flood(engine)
     engine.step(seconds=2.0)
     engine.turn("a2", [*context, 1, 2, 3], program="a")

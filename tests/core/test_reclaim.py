@@ -3,6 +3,7 @@
 import pytest
 
 from tests.core.stories import token_engine
+from ttlcache.retention import decisions
 from ttlcache.types import PinOutcome, ReleaseMode, Urgency
 
 WAITING, RUNNING, STALLED = Urgency.WAITING, Urgency.RUNNING, Urgency.STALLED
@@ -25,7 +26,7 @@ def pin_blocks(engine, labels, count, first_token=None, **more):
 def held_by(engine, label):
     """Block ids."""
     pin_ids = {p.program.program_id: p.pin_id for p in engine.controller.pins}
-    return engine.holder.held[pin_ids[label]]
+    return engine.holder.blocks_by_pin[pin_ids[label]]
 
 
 def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed(engine):
@@ -146,7 +147,7 @@ def test_blocks_that_two_pins_share_are_freed_when_both_gave_way(engine):
     assert engine.pinned() == {"A": 4, "B": 6}
     assert engine.holder.pressure().pinned_blocks == 6
     assert engine.reclaim(3, RUNNING, "r") == 3
-    assert engine.pinned() == {"A": 3, "B": 3}
+    assert engine.pinned() == {"A": 3}  # what B would have left, A has
 
 
 def test_nothing_freed_means_nothing_left():
@@ -228,3 +229,26 @@ def test_who_waits_takes_what_a_flood_holds_beyond_its_share_though_it_came_late
     assert flooded.pinned() == {"F": 8, "G": 8, "H": 5, "A": 4}
     assert flooded.reclaim(1, WAITING, "b") == 1
     assert flooded.reclaim(1, WAITING, "b") == 0  # 20 are its half
+
+
+def test_contexts_that_begin_alike_give_way_from_the_longest():
+    engine = token_engine()
+    shrunk = []
+    shrink = engine.holder.shrink
+    engine.holder.shrink = lambda *args: shrunk.append(args[0]) or shrink(*args)
+    for label, count in zip("ABCDEFGH", (3, 6, 9, 12, 11, 8, 5, 12), strict=True):
+        pin_blocks(engine, label, count, first_token=0)
+    assert sorted(engine.pinned().values()) == [3, 5, 6, 8, 9, 11, 12, 12]
+    assert engine.reclaim(1, RUNNING, "r") == 1
+    assert len(shrunk) == 1
+    assert sorted(engine.pinned().values()) == [3, 5, 6, 8, 9, 11, 12]
+    assert engine.reclaim(9, RUNNING, "r") == 9
+    assert engine.pinned() == {"A": 3, "B": 6}
+
+
+def test_pins_together_reference_no_more_than_a_multiple_of_the_pool(monkeypatch):
+    monkeypatch.setattr(decisions, "MAX_SHARING", 2)
+    engine = token_engine(pool_blocks=20)
+    for label, count in zip("ABCDEF", range(6, 12), strict=True):
+        pin_blocks(engine, label, count, first_token=0)
+    assert sum(engine.pinned().values()) <= 40 < sum(range(6, 12))

@@ -49,6 +49,9 @@ MAX_STALL_WAIT_S = 60.0
 MIN_PROLONG_S = 0.05
 #: Decisions that one failed allocation may cost, some 20 us each.
 REPRICED_AT_ONCE = 64
+#: Pins together reference so many times the pool at most: beyond that one adds little
+#: to what others hold, and each reference costs memory, and time when pins give way.
+MAX_SHARING = 16
 
 #: Seconds waited so far -> seconds that the tool still needs; None: nothing new.
 Remaining = Callable[[float], float | None]
@@ -297,10 +300,15 @@ class Retention:
         Blocks that other pins reference already do not count against the cap.
 
         Returns:
-            The pin, or None when nothing of it fits.
+            The pin, or None when nothing of it fits, or others keep all of it.
         """
         kv_blocks = finish.kv_blocks
         keep = reusable_blocks(program, turn, kv_blocks)
+        if finish.is_pinned is not None and finish.is_pinned(keep):
+            return None
+        most = MAX_SHARING * self.holder.pressure().pool_blocks
+        if self.pins.kv_blocks + keep > most:
+            return None
         missing = self._missing(finish, keep)
         if missing > 0:
             self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)

@@ -268,9 +268,9 @@ def _gap_key(hints: Hints, finish: Finish) -> GapKey:
         named = _named_gap(hints.tools)
         if named is not None:
             return named
-    if finish.detect is None:
+    if finish.read_tool is None:
         return UNKNOWN_GAP
-    return finish.detect() or FINAL_GAP
+    return finish.read_tool() or FINAL_GAP
 
 
 @lru_cache(maxsize=4096)

@@ -67,7 +67,7 @@ class Reclaimer:
 
         Args:
             needed_blocks: how many more free blocks are wanted, at least 1.
-            program: whose request wants them; None counts as youngest of all.
+            program: whose request wants them; None: a waiting one gets nothing.
             own_pin_id: the pin that this request will claim: taking it gains
                 nothing, so it goes only when the engine is stalled.
             rank: where the request stands, in the ordering's own terms.
@@ -81,7 +81,7 @@ class Reclaimer:
         if urgency is Urgency.WAITING:
             return self._for_waiting(needed_blocks, program, own_pin_id, rank, mode)
         tenant = "" if program is None else program.tenant
-        if urgency is Urgency.FIRST:
+        if urgency is Urgency.OUTRANKS_ALL:
             return self._unless_in_vain(
                 (own_pin_id,), needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
             )
@@ -172,6 +172,7 @@ class Reclaimer:
             lambda pin: (
                 not pin.has_claimant
                 and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
+                and self.holder.is_freeable(pin.pin_id)
             ),
             ReleaseMode.KEEP_CACHED,
         )
@@ -237,7 +238,11 @@ class Reclaimer:
         pin_ids = (pin.pin_id for pin in self.pins.in_eviction_order() if eligible(pin))
         if self.holder.count_freeable(pin_ids, needed) < needed:
             return 0
-        return self._take(needed, eligible, mode)
+        return self._take(
+            needed,
+            lambda pin: eligible(pin) and self.holder.is_freeable(pin.pin_id),
+            mode,
+        )
 
     def _outranks(
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float
@@ -287,8 +292,8 @@ class Reclaimer:
     def _take(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         """Shrink eligible pins until enough is free or nothing of them is left.
 
-        One round may free too little: blocks that a request or another pin shares
-        stay. Every round drops references, so the rounds end.
+        One round may free too little: a pin frees nothing before those that go on
+        from its last block. Every round drops references, so the rounds end.
         """
         freed = 0
         while freed < needed:

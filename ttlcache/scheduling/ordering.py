@@ -1,6 +1,6 @@
 """Order of the waiting queue: smaller keys are served first.
 
-Adding one: a subclass of `Ordering` in `_ORDERINGS`, its name in `ttlcache.config`.
+Adding one: a subclass of `Ordering` in `ORDERINGS`, its name in `ttlcache.config`.
 """
 
 from __future__ import annotations

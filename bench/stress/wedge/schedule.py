@@ -321,7 +321,7 @@ class Schedule:
 
     def end_tier(self) -> None:
         """Copies end; then a reset leaves nothing in host memory, either."""
-        self.engine.role.upkeep.release_all()
+        self.engine.role.teardown.release_all()
         while self.engine.is_loading:
             self.engine.step()
         self.engine.step()

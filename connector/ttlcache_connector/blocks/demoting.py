@@ -60,7 +60,7 @@ class DemotingBlocks(PinnedBlocks):
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
         """The pin holds what this request computed."""
         self.unpinned.release(request_id)  # an id that is used again
-        blocks = len(self.held[pin_id])
+        blocks = len(self.blocks_by_pin[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
     def on_unpinned(
@@ -68,12 +68,18 @@ class DemotingBlocks(PinnedBlocks):
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
         self.unpinned.release(request_id)  # an id that is used again
-        if not blocks or not self._stores.has_unstored(request_id):
+        if not blocks or self._is_kept(blocks[-1]):
+            self._stores.drop(request_id)  # with other turns it is copied, or not
+        elif not self._stores.has_unstored(request_id):
             self._stores.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
             self.unpinned.keep(request_id, program, list(blocks), users=1)
+
+    def _is_kept(self, block: KVCacheBlock) -> bool:
+        """Whether a pin or another turn holds the block, and so all before it."""
+        return block.block_id in self._refs or block.block_id in self.unpinned.refs
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)
@@ -104,7 +110,7 @@ class DemotingBlocks(PinnedBlocks):
         once. A loss of less than `UNCOPIED_SHARE` is not copied, but recomputed.
         """
         turn = self._turn_of.get(pin_id)
-        keep = len(self.held.get(pin_id, ())) - max(0, drop_blocks)
+        keep = len(self.blocks_by_pin.get(pin_id, ())) - max(0, drop_blocks)
         if (
             mode is not ReleaseMode.COPY_FIRST
             or turn is None

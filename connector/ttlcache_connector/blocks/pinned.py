@@ -46,6 +46,12 @@ class Candidate:
         ids = ids_of(self.blocks[:num_blocks])
         return num_blocks - sum(map(self.pinned.__contains__, ids))
 
+    def is_pinned(self, num_blocks: int) -> bool:
+        """Whether pins reference all of the first so many; from the tail, which is
+        mostly new."""
+        ids = ids_of(reversed(self.blocks[:num_blocks]))
+        return all(map(self.pinned.__contains__, ids))
+
 
 class PinnedBlocks:
     """Which blocks each pin references. Implements `BlockHolder`."""
@@ -71,7 +77,7 @@ class PinnedBlocks:
         self.is_divisible = len(group_block_tokens) == 1
         self.memory_is_short = False  # a waiting request lacks some
         #: The blocks of each pin, by its id.
-        self.held: dict[int, list[KVCacheBlock]] = {}
+        self.blocks_by_pin: dict[int, list[KVCacheBlock]] = {}
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
         self._refs: Counter[int] = Counter()
@@ -92,7 +98,7 @@ class PinnedBlocks:
     def hold(self, pin_id: int, blocks: Sequence[KVCacheBlock]) -> None:
         """Reference `blocks` for a pin; they must be referenced or free now."""
         self.pool.touch(blocks)
-        self.held[pin_id] = list(blocks)
+        self.blocks_by_pin[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
@@ -100,11 +106,11 @@ class PinnedBlocks:
 
     def hand_over(self, pin_id: int, keep: int = 0) -> list[KVCacheBlock]:
         """The pin's blocks behind its first `keep`: the caller has their references."""
-        blocks = self.held.get(pin_id, [])
+        blocks = self.blocks_by_pin.get(pin_id, [])
         tail = blocks[keep:]
         del blocks[keep:]
         if not blocks:
-            self.held.pop(pin_id, None)
+            self.blocks_by_pin.pop(pin_id, None)
         count_down(self._refs, tail)
         return tail
 
@@ -112,26 +118,30 @@ class PinnedBlocks:
         """Drop references from the tail.
 
         With several KV cache groups a shortened prefix is not a hit any more
-        (the sliding window before its new end is gone), so the pin goes whole.
+        (the sliding window before its new end is gone), so the pin goes whole. So does
+        one of which other pins hold what would be left: no two end alike.
         """
-        keep = len(self.held.get(pin_id, ())) - max(0, drop_blocks)
+        blocks = self.blocks_by_pin.get(pin_id, [])
+        keep = len(blocks) - max(0, drop_blocks)
         if not self.is_divisible or keep <= 0:
+            return None
+        if self._refs[blocks[keep - 1].block_id] > 1:
             return None
         freed = free_tail_first(self.pool, self.hand_over(pin_id, keep))
         return Shrunk(freed, keep, keep * self._group_block_tokens[0])
 
     def is_freeable(self, pin_id: int) -> bool:
-        # From the tail: what others use is mostly a common prefix.
-        return any(
-            block.ref_cnt == self._refs[block.block_id]
-            for block in reversed(self.held.get(pin_id, []))
-        )
+        blocks = self.blocks_by_pin.get(pin_id)
+        if not blocks:
+            return False
+        last = blocks[-1]
+        return bool(last.ref_cnt == 1 + self._unpinned_refs.get(last.block_id, 0))
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         seen: Counter[int] = Counter()
         freeable = 0
         for pin_id in pin_ids:
-            for block in reversed(self.held.get(pin_id, [])):
+            for block in reversed(self.blocks_by_pin.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
                 if block.ref_cnt > ours + self._unpinned_refs.get(block_id, 0):
@@ -170,8 +180,8 @@ class PinnedBlocks:
         if self.states is not None:
             self.states.drop_all()
         freed = 0
-        while self.held:
-            pin_id = next(iter(self.held))
+        while self.blocks_by_pin:
+            pin_id = next(iter(self.blocks_by_pin))
             freed += free_tail_first(self.pool, self.hand_over(pin_id))
         return freed
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
-    from ttlcache_connector.role.engine_view import EngineView, Prefills
-    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.role.engine_link import EngineLink, Prefills
+    from ttlcache_connector.role.teardown import Teardown
 
 #: Blocks of a group that a call may want unseen by our estimate: states of speculative
 #: tokens, checkpoints, copies of shared tails.
@@ -77,14 +77,14 @@ class AllocationGuard:
         self,
         manager: KVCacheManager,
         callbacks: MemoryCallbacks,
-        engine: EngineView,
+        engine: EngineLink,
         prefills: Prefills,
-        upkeep: Upkeep,
+        teardown: Teardown,
     ) -> None:
         self._manager = manager
         self._callbacks = callbacks
         self._engine, self._prefills = engine, prefills
-        self._upkeep, self.faults = upkeep, upkeep.faults
+        self._teardown, self.faults = teardown, teardown.faults
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
@@ -119,8 +119,8 @@ class AllocationGuard:
 
     def reset_prefix_cache(self) -> bool:
         """vLLM refuses to reset while any block is referenced: pins go first."""
-        self._upkeep.release_all()  # guarded there
-        return self._reset() and self._upkeep.clear_own_tier()
+        self._teardown.release_all()  # guarded there
+        return self._reset() and self._teardown.clear_own_tier()
 
     def _fast_path_for_running(self) -> Callable[..., Any]:
         """`allocate_slots` that first tries what every running request needs.
@@ -166,7 +166,7 @@ class AllocationGuard:
         # request stands before those to come.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
         if is_first or not self._engine.queue_follows_pin_ranks:
-            return Urgency.FIRST
+            return Urgency.OUTRANKS_ALL
         return Urgency.WAITING
 
     @guarded(fallback=0)

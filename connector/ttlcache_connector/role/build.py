@@ -23,14 +23,14 @@ from ttlcache_connector.role.allocate_slots import (
     MemoryCallbacks,
     groups_of,
 )
-from ttlcache_connector.role.engine_view import EngineView, Prefills
+from ttlcache_connector.role.engine_link import EngineLink, Prefills
 from ttlcache_connector.role.parts import Parts, SchedulerRole
 from ttlcache_connector.role.recording import open_telemetry
 from ttlcache_connector.role.requests import RequestEvents
 from ttlcache_connector.role.scheduling import SchedulingCallbacks
 from ttlcache_connector.role.status import EngineStatus
 from ttlcache_connector.role.steps import StepEvents
-from ttlcache_connector.role.upkeep import Upkeep, turn_off
+from ttlcache_connector.role.teardown import Teardown, turn_off
 from ttlcache_connector.tiers.guarded import GuardedTier
 from ttlcache_connector.tiers.registry import TIERS
 from ttlcache_lmcache import compat
@@ -68,7 +68,7 @@ class SchedulerRoleBuilder:
         self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._costs = CostModel(step_tokens=self._step_tokens)
         by_request = ordering_in_force(config) == "request-fcfs"
-        self.engine = EngineView(vllm_config.scheduler_config, by_request=by_request)
+        self.engine = EngineLink(vllm_config.scheduler_config, by_request=by_request)
 
     def bind(
         self, manager: KVCacheManager, callbacks: MemoryCallbacks
@@ -82,18 +82,18 @@ class SchedulerRoleBuilder:
             ConfigError: a policy or a folder for recordings that cannot be used.
         """
         parts = self._parts(manager)
-        upkeep = Upkeep(parts)
-        status = EngineStatus(parts, upkeep, self._vllm_config.scheduler_config)
+        teardown = Teardown(parts)
+        status = EngineStatus(parts, teardown, self._vllm_config.scheduler_config)
         role = SchedulerRole(
             parts,
             RequestEvents(parts, self._reader),
-            StepEvents(parts, upkeep, status),
-            SchedulingCallbacks(parts, upkeep, groups_of(manager)),
-            upkeep,
+            StepEvents(parts, teardown, status),
+            SchedulingCallbacks(parts, teardown, groups_of(manager)),
+            teardown,
             status,
         )
         AllocationGuard(
-            manager, callbacks, parts.engine, parts.prefills, upkeep
+            manager, callbacks, parts.engine, parts.prefills, teardown
         ).install()
         return role
 

@@ -38,7 +38,7 @@ def leaked_blocks(
     """
     lost = sum(
         len(blocks)
-        for pin_id, blocks in holder.held.items()
+        for pin_id, blocks in holder.blocks_by_pin.items()
         if controller.pins.get(pin_id) is None
     )
     if scheduler is None or scheduler.requests or scheduler.deferred_frees:
@@ -50,7 +50,7 @@ def leaked_blocks(
 
 def _tables(controller: Controller, holder: PinnedBlocks) -> Iterator[str]:
     pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
-    held = {pin_id: len(blocks) for pin_id, blocks in holder.held.items()}
+    held = {pin_id: len(blocks) for pin_id, blocks in holder.blocks_by_pin.items()}
     if pins != held and not controller.config.observes:
         yield f"pin table {pins} and holder {held} differ"
     if sum(pins.values()) != controller.pins.kv_blocks:

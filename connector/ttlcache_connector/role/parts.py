@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from ttlcache_connector.blocks.demoting import DemotingBlocks
     from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.faults import Faults
-    from ttlcache_connector.role.engine_view import EngineView, Prefills
+    from ttlcache_connector.role.engine_link import EngineLink, Prefills
     from ttlcache_connector.role.requests import RequestEvents
     from ttlcache_connector.role.scheduling import SchedulingCallbacks
     from ttlcache_connector.role.status import EngineStatus
     from ttlcache_connector.role.steps import StepEvents
-    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.role.teardown import Teardown
     from ttlcache_connector.tiers.guarded import GuardedTier
 
 
@@ -37,7 +37,7 @@ class Parts:
     holder: PinnedBlocks
     demoting: DemotingBlocks | None
     lower: GuardedTier
-    engine: EngineView
+    engine: EngineLink
     prefills: Prefills
     faults: Faults
 
@@ -48,7 +48,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class SchedulerRole:
-    """What vLLM's hooks call: events, questions, upkeep.
+    """What vLLM's hooks call: events, questions, teardown.
 
     No method of these that a hook calls raises; those of `parts` may.
     """
@@ -57,5 +57,5 @@ class SchedulerRole:
     requests: RequestEvents
     steps: StepEvents
     scheduling: SchedulingCallbacks
-    upkeep: Upkeep
+    teardown: Teardown
     status: EngineStatus

@@ -18,7 +18,7 @@ from ttlcache_connector.engine.request_view import (
 )
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.upkeep import turn_off
+from ttlcache_connector.role.teardown import turn_off
 from ttlcache_connector.tiers.base import turn_end
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class RequestEvents:
         self.note_local_hit(request, hit_tokens)
         if not self._lower.is_configured:
             return 0, False
-        found = self._lower.match(request, hit_tokens, self.max_stored_tokens(request))
+        found = self._lower.match(
+            request, hit_tokens, self.lookup_limit_tokens(request)
+        )
         if found.is_answered:
             self.tier_looked_up(request)
         return found.tokens, bool(found.tokens)
@@ -104,7 +106,7 @@ class RequestEvents:
         self._local_hits[request.request_id] = hit_tokens
 
     @guarded(fallback=math.inf)
-    def max_stored_tokens(self, request: Request) -> float:
+    def lookup_limit_tokens(self, request: Request) -> float:
         """Upper bound on the request's tokens that the tier can hold.
 
         If the request continues a pinned turn, this engine has computed nothing beyond
@@ -181,8 +183,9 @@ class RequestEvents:
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
                 count_unpinned=candidate.count_unpinned,
+                is_pinned=candidate.is_pinned,
                 divisible=holder.is_divisible,
-                detect=self._detector(request),
+                read_tool=self._tool_reader(request),
             )
         )
         order = finished.order
@@ -258,7 +261,7 @@ class RequestEvents:
             log.warning("ttlcache: %s or more: retention is off from now on", slow)
             turn_off(self._controller, self._holder)
 
-    def _detector(self, request: Request) -> Callable[[], GapKey | None] | None:
+    def _tool_reader(self, request: Request) -> Callable[[], GapKey | None] | None:
         reader = self._reader
         if reader is None or not reader.ready:
             return None

@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 from ttlcache.types import Admission, ReleaseMode, Urgency
 from ttlcache_connector.blocks.pinned import usable_blocks
 from ttlcache_connector.faults import guarded
-from ttlcache_connector.queue import Held
+from ttlcache_connector.queue import HeldBack
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
     from ttlcache_connector.role.allocate_slots import Group, MemoryCallbacks
     from ttlcache_connector.role.parts import Parts
-    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.role.teardown import Teardown
 
 
 #: Seconds for which a count of the blocks that only ended turns hold is good.
-COUNTED_EVERY_S = 1.0
+COUNTED_EVERY_S = 5.0
 
 
 class SchedulingCallbacks:
     """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
-    def __init__(self, parts: Parts, upkeep: Upkeep, groups: list[Group]) -> None:
-        self._parts, self._upkeep, self._groups = parts, upkeep, groups
+    def __init__(self, parts: Parts, teardown: Teardown, groups: list[Group]) -> None:
+        self._parts, self._teardown, self._groups = parts, teardown, groups
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self.faults = parts.faults
@@ -130,7 +130,7 @@ class SchedulingCallbacks:
             return False
         fits = needed <= self._holder.pool.get_num_free_blocks()
         others_pass = fits and self._controller.memory.may_be_passed(request.request_id)
-        engine.hold_queue(Held.NEWCOMERS if others_pass else Held.ALL)
+        engine.hold_back(HeldBack.NEWCOMERS if others_pass else HeldBack.ALL)
         return True
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
@@ -140,7 +140,7 @@ class SchedulingCallbacks:
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("eviction")
         # A broken reclaimer must not wedge an engine in which nothing runs.
-        return self._upkeep.drop_rest() if urgency is Urgency.STALLED else 0
+        return self._teardown.drop_rest() if urgency is Urgency.STALLED else 0
 
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         if urgency is Urgency.RUNNING:
@@ -207,7 +207,7 @@ class SchedulingCallbacks:
         )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.
-            return self._upkeep.drop_orphans()
+            return self._teardown.drop_orphans()
         return freed
 
 

@@ -17,7 +17,7 @@ from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:
     from ttlcache_connector.role.parts import Parts
-    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.role.teardown import Teardown
 
 log = logger(__name__)
 
@@ -31,8 +31,8 @@ EVENT_INTERVAL_S = 0.1
 class EngineStatus:
     """What one engine tells: metrics, control answers, its line at start."""
 
-    def __init__(self, parts: Parts, upkeep: Upkeep, scheduler_config: Any) -> None:
-        self._parts, self._upkeep = parts, upkeep
+    def __init__(self, parts: Parts, teardown: Teardown, scheduler_config: Any) -> None:
+        self._parts, self._teardown = parts, teardown
         self._controller, self._holder = parts.controller, parts.holder
         self._scheduler_config = scheduler_config
         self.faults = parts.faults
@@ -99,7 +99,7 @@ class EngineStatus:
             return None
         gauges = self._gauges()  # may fail: then nothing was drained yet
         if gauges["leaked_blocks"]:
-            self._upkeep.drop_orphans()  # the gauge is what it found
+            self._teardown.drop_orphans()  # the gauge is what it found
         self._gauges_sent_s = now_s
         return TTLConnectorStats(data=metrics.drain() | {"gauges": gauges})
 

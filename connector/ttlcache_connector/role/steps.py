@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ttlcache.estimators.step_fit import Step
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.status import EngineStatus
-    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.role.teardown import Teardown
     from ttlcache_connector.tiers.base import TierMetadata
 
 
@@ -32,8 +32,8 @@ class StepEvents:
     """Before a step, its orders, what its workers did, its results; under a foreign
     scheduler as near to that as vLLM calls its connectors."""
 
-    def __init__(self, parts: Parts, upkeep: Upkeep, status: EngineStatus) -> None:
-        self._parts, self._upkeep, self._status = parts, upkeep, status
+    def __init__(self, parts: Parts, teardown: Teardown, status: EngineStatus) -> None:
+        self._parts, self._teardown, self._status = parts, teardown, status
         self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self.faults, self._observes = parts.faults, parts.config.observes
@@ -44,7 +44,7 @@ class StepEvents:
     @guarded()
     def before_step(self) -> None:
         """Expire pins; see which prefills are done."""
-        self._upkeep.release_if_off()
+        self._teardown.release_if_off()
         self.put_back_failed_loads()
         self._holder.memory_is_short = False  # known anew when the head fails again
         if self._lower.is_configured:

@@ -215,13 +215,13 @@ class SchedulerTier:
         """A request came: look up what it needs while it queues, unless pinned."""
 
     def match(
-        self, request: Request, hit_tokens: int, max_stored_tokens: float
+        self, request: Request, hit_tokens: int, lookup_limit_tokens: float
     ) -> Match:
         """What can be loaded of a waiting request. Must be idempotent.
 
         Args:
             hit_tokens: found in GPU memory.
-            max_stored_tokens: upper bound on the request's tokens that can be stored.
+            lookup_limit_tokens: upper bound on the request's tokens that can be stored.
         """
         return Match()
 
@@ -308,7 +308,7 @@ class WorkerTier:
         """Stop all copies."""
 
 
-class LowerTier:
+class TierFactory:
     """A value of `lower_tier`: here "none"."""
 
     def check(self, config: TTLCacheConfig) -> None:

@@ -74,13 +74,13 @@ class GuardedTier:
             return fallback
 
     def match(
-        self, request: Request, hit_tokens: int, max_stored_tokens: float
+        self, request: Request, hit_tokens: int, lookup_limit_tokens: float
     ) -> Match:
         """As `SchedulerTier.match`; nothing from a tier that is off."""
         if self.tier.is_off:
             return Match()
         return self.call(
-            self.tier.match, Match(), request, hit_tokens, max_stored_tokens
+            self.tier.match, Match(), request, hit_tokens, lookup_limit_tokens
         )
 
     def report_turn(self, turn: TurnEnd) -> None:

@@ -6,14 +6,14 @@ prefix of keys that it reads itself.
 
 from __future__ import annotations
 
-from ttlcache_connector.tiers.base import LowerTier
+from ttlcache_connector.tiers.base import TierFactory
 from ttlcache_connector.tiers.cpu.tier import CPU
 from ttlcache_connector.tiers.lmcache.tier import LMCache
 
 #: By their names in `lower_tier`, of which `ttlcache.config` has the list.
-TIERS: dict[str, LowerTier] = {
-    "auto": LowerTier(),  # unresolved
-    "none": LowerTier(),
+TIERS: dict[str, TierFactory] = {
+    "auto": TierFactory(),  # unresolved
+    "none": TierFactory(),
     "cpu": CPU(),
     "lmcache": LMCache(),
 }

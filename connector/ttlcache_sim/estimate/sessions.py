@@ -15,7 +15,7 @@ from rich.progress import track
 from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import GapKey
 from ttlcache_sim.load.readers import Reading, read_paths
-from ttlcache_sim.load.readers.base import num_tokens
+from ttlcache_sim.load.readers.model_calls import num_tokens
 from ttlcache_sim.load.traces import RecordedProgram, RecordedTurn
 
 #: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.

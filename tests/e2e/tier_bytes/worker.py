@@ -148,9 +148,9 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def empty_gpu(engine: Worker) -> None:
     """Nothing of it can be hit; what is below stays, unlike after a reset."""
-    upkeep = engine.connector.scheduler_role.upkeep
-    upkeep.release_pins()
-    upkeep.drop_rest()
+    teardown = engine.connector.scheduler_role.teardown
+    teardown.release_pins()
+    teardown.drop_rest()
     assert engine.pool.reset_prefix_cache()
     engine.kv.fill_(-1)
 
@@ -234,5 +234,5 @@ def play_random_agents(
     engine.run()
     if mode != "on-expiry":
         # What lingers would stay for ever; what is being copied goes on.
-        engine.connector.scheduler_role.upkeep.release_all()
+        engine.connector.scheduler_role.teardown.release_all()
     engine.settle()

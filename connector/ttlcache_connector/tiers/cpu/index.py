@@ -63,6 +63,11 @@ class Found(NamedTuple):
     hit_tokens: int
     tokens: int
 
+    def begins(self) -> set[int]:
+        """Ids of the first block that each group needs."""
+        firsts = (next((b for b in g if not b.is_null), None) for g in self.blocks)
+        return {first.block_id for first in firsts if first is not None}
+
 
 @dataclass(slots=True)
 class StoredTurn:
@@ -97,8 +102,9 @@ class HostIndex:
         # A heap, with entries of turns that are gone.
         self._by_deadline: list[tuple[float, str]] = []
         self.version = 0  # changes with what can be found
-        # Of a program: its turns by their last block.
-        self._of_program: dict[str, dict[int, str]] = {}
+        # By last block: any number of requests may end alike, and take no memory.
+        self._by_last_block: dict[int, str] = {}
+        self._of_program: dict[str, set[str]] = {}
 
     def block_of(self, block_hash: Any) -> KVCacheBlock | None:
         """The block that holds the same as one of GPU memory."""
@@ -175,43 +181,50 @@ class HostIndex:
         return there
 
     def keep(self, request_id: str, turn: StoredTurn) -> None:
-        """A turn is stored; its references on its blocks are the index's now."""
+        """A turn is stored; its references on its blocks are the index's now.
+
+        One that ends with the same block is dropped for it.
+        """
         self.drop(request_id)
         if not turn.blocks:
             return
         self._locks.hand_over(turn.blocks)
-        self._turns[request_id] = turn
+        last = turn.last_block_id
+        alike = self._turns.get(self._by_last_block.get(last, ""))
+        if alike is not None:
+            turn.deadline_s = max(turn.deadline_s, alike.deadline_s)
+            self.drop(self._by_last_block[last])
+        self._turns[request_id], self._by_last_block[last] = turn, request_id
         if len(self._by_deadline) > 2 * len(self._turns):
             self._by_deadline = [(t.deadline_s, i) for i, t in self._turns.items()]
             heapq.heapify(self._by_deadline)
         else:
             heapq.heappush(self._by_deadline, (turn.deadline_s, request_id))
         if turn.program is not None:
-            own = self._of_program.setdefault(turn.program, {})
             # An earlier turn of which this one is a continuation keeps nothing alone.
-            ids, last = {block.block_id for block in turn.blocks}, turn.last_block_id
-            for i in ids & own.keys():
-                if i == last or ids.issuperset(
-                    block.block_id for block in self._turns[own[i]].blocks
-                ):
-                    self.drop(own[i])
-            self._of_program.setdefault(turn.program, {})[last] = request_id
+            ids = {block.block_id for block in turn.blocks}
+            for earlier in list(self._of_program.get(turn.program, ())):
+                blocks = self._turns[earlier].blocks
+                if ids.issuperset(block.block_id for block in reversed(blocks)):
+                    self.drop(earlier)
+            self._of_program.setdefault(turn.program, set()).add(request_id)
 
     def drop(self, request_id: str) -> None:
         """The turn gives its references up."""
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return
+        del self._by_last_block[turn.last_block_id]
         if turn.program is not None:
             own = self._of_program[turn.program]
-            del own[turn.last_block_id]
+            own.discard(request_id)
             if not own:
                 del self._of_program[turn.program]
         self._pool.free_blocks(reversed(turn.blocks))
 
     def drop_program(self, program: str) -> None:
         """Its turns are not continued."""
-        for request_id in list(self._of_program.get(program, {}).values()):
+        for request_id in list(self._of_program.get(program, ())):
             self.drop(request_id)
 
     def forget(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A request's copy up."""
+    """A request's copy up. begins: `Found.begins` of its hit."""
 
     tokens: int
     ordered_s: float
+    begins: set[int]
     sources: list[KVCacheBlock]
     targets: list[KVCacheBlock]
 
@@ -93,7 +94,7 @@ class CPUSchedulerTier(SchedulerTier):
         return not (self.is_off or is_stalled)
 
     def match(
-        self, request: Request, hit_tokens: int, max_stored_tokens: float
+        self, request: Request, hit_tokens: int, lookup_limit_tokens: float
     ) -> Match:
         most_tokens = request.num_tokens - 1 - hit_tokens  # one is computed at least
         # Copies are of whole blocks: they begin where one begins in every group.
@@ -111,8 +112,17 @@ class CPUSchedulerTier(SchedulerTier):
         found = self._answer
         if found is None:
             return Match(is_answered=True)
+        if self._is_loading(found):
+            return Match(
+                None
+            )  # it hits GPU memory then, and needs no blocks of its own
         self._found[request.request_id] = found
         return Match(found.tokens, is_answered=True)
+
+    def _is_loading(self, found: Found) -> bool:
+        """Whether another request loads what this hit begins with."""
+        begins = found.begins() if self._loads else set()
+        return any(begins & load.begins for load in self._loads.values())
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
@@ -141,7 +151,8 @@ class CPUSchedulerTier(SchedulerTier):
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
         self.index.lock(loaded)
-        load = _Load(external_tokens, self._now_s(), loaded, targets)
+        now_s = self._now_s()
+        load = _Load(external_tokens, now_s, found.begins(), loaded, targets)
         self._loads.begin(request_id, load)
         self._orders[request_id] = copy
 

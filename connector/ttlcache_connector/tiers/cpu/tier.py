@@ -11,13 +11,13 @@ from vllm.platforms import current_platform
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.base import SchedulerTier, TierFactory, WorkerTier
 from ttlcache_connector.tiers.cpu import budget
 
 log = logger(__name__)
 
 
-class CPU(LowerTier):
+class CPU(TierFactory):
     """`lower_tier: cpu`."""
 
     def kv_cache_layout(self, device_type: str) -> str | None:

@@ -58,7 +58,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         self._queue = StoreQueue(config.demote, self.chunk_tokens)
         self._orphans = OrphanedLookups(self._adapter)
         self._salts = SaltGenerations(self._inner, self._orphans)
-        self._lookups = Lookups(self._inner, self._salts, self._now_s)
+        self._lookups = Lookups(self._inner, self._salts)
         self._pool: BlockPool | None = None
         self._loads: dict[str, tuple[int, float]] = {}  # tokens, and since when
         self._events = TierEvents()
@@ -78,14 +78,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
             self._lookups.begin_early(request)
 
     def match(
-        self, request: Request, hit_tokens: int, max_stored_tokens: float
+        self, request: Request, hit_tokens: int, lookup_limit_tokens: float
     ) -> Match:
         if self._is_foreign(request):
             return Match()
         if self._mode == "write-through":
             # Another replica may have gone on with a turn that is pinned here.
-            max_stored_tokens = math.inf
-        return self._lookups.match(request, hit_tokens, max_stored_tokens)
+            lookup_limit_tokens = math.inf
+        return self._lookups.match(request, hit_tokens, lookup_limit_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int

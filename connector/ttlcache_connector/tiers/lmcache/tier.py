@@ -11,12 +11,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.base import SchedulerTier, TierFactory, WorkerTier
 
 log = logger(__name__)
 
 
-class LMCache(LowerTier):
+class LMCache(TierFactory):
     """`lower_tier: lmcache`."""
 
     def check(self, config: TTLCacheConfig) -> None:

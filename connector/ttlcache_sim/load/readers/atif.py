@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ttlcache.toolcalls import key_for_tool
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
@@ -26,7 +26,7 @@ class _Step(LogPart):
     reasoning_content: str | None = None
     tool_calls: list[_Tool] | None = None
     observation: Any = None
-    metrics: base.Usage | None = None
+    metrics: model_calls.Usage | None = None
 
 
 class _Trajectory(LogPart):
@@ -42,11 +42,11 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
         trajectory = record.read(_Trajectory)
         name = trajectory.session_id or log.path.stem
-        yield from base.programs_of(name, _calls(trajectory.steps))
+        yield from model_calls.programs_of(name, _calls(trajectory.steps))
 
 
-def _calls(steps: list[_Step]) -> list[base.Call]:
-    transcript, number = base.Transcript(), 0
+def _calls(steps: list[_Step]) -> list[model_calls.Call]:
+    transcript, number = model_calls.Transcript(), 0
     has_metrics = any(step.metrics and step.metrics.whole_prompt for step in steps)
     for step in steps:
         if step.source != "agent":

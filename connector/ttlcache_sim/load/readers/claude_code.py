@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
@@ -18,7 +18,7 @@ class _Message(LogPart):
     id: str | None = None
     content: Any = None
     stop_reason: str | None = None
-    usage: base.Usage | None = None
+    usage: model_calls.Usage | None = None
 
 
 class _Line(LogPart):
@@ -40,7 +40,7 @@ def _recognises(log: Log) -> bool:
 
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
-    transcripts: dict[str, base.Transcript] = {}
+    transcripts: dict[str, model_calls.Transcript] = {}
     roots: dict[str, str] = {}  # of lines, for side chains without an agent's id
     for record in log.records:
         if record.data.get("type") not in ("user", "assistant"):
@@ -49,12 +49,12 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
         root = roots[line.uuid] = roots.get(line.parentUuid or "", line.uuid)
         agent = f"/{line.agentId or root}" if line.isSidechain else ""
         name = line.sessionId + agent
-        _add(line, transcripts.setdefault(name, base.Transcript()))
+        _add(line, transcripts.setdefault(name, model_calls.Transcript()))
     for name, transcript in transcripts.items():
-        yield from base.programs_of(name, transcript.calls)
+        yield from model_calls.programs_of(name, transcript.calls)
 
 
-def _add(line: _Line, transcript: base.Transcript) -> None:
+def _add(line: _Line, transcript: model_calls.Transcript) -> None:
     message, usage = line.message, line.message.usage
     if line.type == "user":
         transcript.add_input(message.content, at_s=line.timestamp)
@@ -63,7 +63,7 @@ def _add(line: _Line, transcript: base.Transcript) -> None:
             usage = usage.model_copy(update={"output_tokens": None})
         transcript.add_answer(
             message.content,
-            tools=base.tools_in(message.content),
+            tools=model_calls.tools_in(message.content),
             name=message.id or line.uuid,
             usage=usage,
             at_s=line.timestamp,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 _ANSWERS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
@@ -17,7 +17,7 @@ _TEXT = ("content", "summary", "arguments", "input", "output", "action")
 
 
 class _Info(LogPart):
-    last_token_usage: base.Usage | None = None
+    last_token_usage: model_calls.Usage | None = None
     total_token_usage: Any = None
 
 
@@ -46,11 +46,11 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
         for record in log.records
         if record.data.get("type") in ("response_item", "event_msg")
     ]
-    yield from base.programs_of(str(name or log.path.stem), _calls(items))
+    yield from model_calls.programs_of(str(name or log.path.stem), _calls(items))
 
 
-def _calls(items: list[tuple[_Line, dict[str, Any]]]) -> list[base.Call]:
-    transcript, number, total = base.Transcript(), 0, None
+def _calls(items: list[tuple[_Line, dict[str, Any]]]) -> list[model_calls.Call]:
+    transcript, number, total = model_calls.Transcript(), 0, None
     infos = [line.payload.info for line, _ in items]
     has_usage = any(info and info.last_token_usage for info in infos)
     for line, body in items:
@@ -65,7 +65,7 @@ def _calls(items: list[tuple[_Line, dict[str, Any]]]) -> list[base.Call]:
                 transcript.add_answer(name=name, usage=usage, at_s=end_s)
                 number += 1
         elif payload.type in _ANSWERS or payload.role == "assistant":
-            tools = base.tools_in(body)
+            tools = model_calls.tools_in(body)
             transcript.add_answer(text, tools=tools, name=name, at_s=line.timestamp)
         else:
             transcript.add_input(text, at_s=line.timestamp)

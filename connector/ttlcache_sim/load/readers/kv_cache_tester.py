@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import (
     Log,
     LogPart,
@@ -67,9 +67,11 @@ def _programs(record: Record, name: str) -> Iterator[RecordedProgram]:
         end_s = None if each.api_time is None else each.t + each.api_time
         tools = [] if has_ended else [_TOOL]
         calls.append(
-            base.Call(each.prompt_tokens, each.output_tokens, each.t, end_s, tools)
+            model_calls.Call(
+                each.prompt_tokens, each.output_tokens, each.t, end_s, tools
+            )
         )
-    yield from base.programs_of(name, calls)
+    yield from model_calls.programs_of(name, calls)
 
 
 READER = Reader("kv-cache-tester", _recognises, _read)

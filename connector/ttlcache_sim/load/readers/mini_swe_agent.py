@@ -11,7 +11,7 @@ from typing import Any
 
 from ttlcache.toolcalls import detect, key_for_tool
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, LogPart, Moment, Reader, RecordedProgram
 
 
@@ -20,7 +20,7 @@ class _Action(LogPart):
 
 
 class _Response(LogPart):
-    usage: base.Usage | None = None
+    usage: model_calls.Usage | None = None
 
 
 class _Extra(LogPart):
@@ -53,7 +53,7 @@ def _recognises(log: Log) -> bool:
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
-        trajectory, transcript = record.read(_Trajectory), base.Transcript()
+        trajectory, transcript = record.read(_Trajectory), model_calls.Transcript()
         for message in trajectory.messages:
             extra, texts = message.extra, (message.content, message.tool_calls)
             if message.role == "assistant":
@@ -65,7 +65,7 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             else:
                 transcript.add_input(*texts, at_s=extra.timestamp)
         name = trajectory.instance_id or log.path.name.partition(".")[0]
-        yield from base.programs_of(name, transcript.calls)
+        yield from model_calls.programs_of(name, transcript.calls)
 
 
 READER = Reader("mini-swe-agent", _recognises, _read)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import (
     Log,
     LogPart,
@@ -82,18 +82,18 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
     whole = [record for record in log.records if "history" in record.data]
     for record in whole:
         name = str(record.data.get("instance_id", log.path.stem))
-        yield from base.programs_of(name, _calls([record]))
+        yield from model_calls.programs_of(name, _calls([record]))
     if not whole:
-        yield from base.programs_of(log.path.stem, _calls(log.records))
+        yield from model_calls.programs_of(log.path.stem, _calls(log.records))
 
 
-def _calls(records: Sequence[Record]) -> list[base.Call]:
+def _calls(records: Sequence[Record]) -> list[model_calls.Call]:
     usages = {
         found["response_id"]: found
         for record in records
         for found in _usages(record.data.get("stats"))
     }
-    transcript = base.Transcript()
+    transcript = model_calls.Transcript()
     for number, record in enumerate(_events(records)):
         event, data = record.read(_Event), record.data
         texts = [data.get(name) for name in (*_TEXT, "llm_message")]
@@ -108,7 +108,7 @@ def _calls(records: Sequence[Record]) -> list[base.Call]:
             texts,
             tools=event.tools,
             name=name,
-            usage=Record(record.where, usage).read(base.Usage),
+            usage=Record(record.where, usage).read(model_calls.Usage),
             at_s=event.timestamp,
         )
     return transcript.calls

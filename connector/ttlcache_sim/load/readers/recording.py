@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ttlcache.telemetry.recorder import FORMAT
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, Tokens
 
 
@@ -41,7 +41,7 @@ def _recognises(log: Log) -> bool:
 
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
-    calls: dict[int, base.Call] = {}
+    calls: dict[int, model_calls.Call] = {}
     chains: list[tuple[str, list[int]]] = []
     chain_of: dict[int, list[int]] = {}  # its last turn -> the chain
     for record in log.records:
@@ -55,7 +55,7 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
                 chains.append((arrive.program, chain))
             chain.append(arrive.turn)
             chain_of[arrive.turn] = chain
-            calls[arrive.turn] = base.Call(arrive.prompt_tokens, 0, arrive.t)
+            calls[arrive.turn] = model_calls.Call(arrive.prompt_tokens, 0, arrive.t)
         elif kind == "finish" and is_known:
             finish = record.read(_Finish)
             call, output = calls[finish.turn], finish.tokens - finish.prompt_tokens
@@ -65,7 +65,7 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             key = GapKey(*decide.tool.split(" ", 1))
             calls[decide.turn] = replace(calls[decide.turn], tools=[key])
     for program, chain in chains:
-        yield from base.programs_of(program, [calls[turn] for turn in chain])
+        yield from model_calls.programs_of(program, [calls[turn] for turn in chain])
 
 
 READER = Reader("ttlcache's recording", _recognises, _read)

@@ -16,8 +16,8 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from ttlcache.toolcalls import detect
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.readers.base import Request, conversations
+from ttlcache_sim.load.readers import model_calls
+from ttlcache_sim.load.readers.model_calls import Request, conversations
 from ttlcache_sim.load.traces import (
     Log,
     LogPart,
@@ -103,7 +103,7 @@ def _request(record: Record) -> Request:
     text = text or (told if isinstance(told, str) else None)
     return Request(
         _prompt(record, body),
-        Record(record.where, counts).read(base.Usage),
+        Record(record.where, counts).read(model_calls.Usage),
         text,
         _tools(text) if text else None,
         line.start_s,
@@ -116,7 +116,7 @@ def _request(record: Record) -> Request:
 
 def _tools(text: Any) -> Sequence[GapKey]:
     if not isinstance(text, str):
-        return base.tools_in(text)
+        return model_calls.tools_in(text)
     found = detect(text)
     return [found] if found else []
 
@@ -125,7 +125,7 @@ def _prompt(record: Record, body: Mapping[str, Any]) -> str:
     """The prompt's text, what stays the same between turns first."""
     told = next((body[name] for name in _PROMPTS if body.get(name)), None)
     told = _unpacked(told, "[")
-    if next(base.texts_in(told), "") == _REDACTED:
+    if next(model_calls.texts_in(told), "") == _REDACTED:
         raise TraceError(f"{record.where}: LiteLLM has left the texts out of its log")
     if not isinstance(told, list | str):
         fields = " or ".join(_PROMPTS)

@@ -8,7 +8,7 @@ from typing import Any
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.toolcalls.shell import OTHER
 from ttlcache.types import GapKey
-from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers import model_calls
 from ttlcache_sim.load.traces import Log, LogPart, Reader, RecordedProgram, Seconds
 
 
@@ -36,7 +36,7 @@ def _recognises(log: Log) -> bool:
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
-        found, transcript = record.read(_Trajectory), base.Transcript()
+        found, transcript = record.read(_Trajectory), model_calls.Transcript()
         for message in found.history:
             if message.role == "assistant" and not message.is_demo:
                 break
@@ -48,7 +48,7 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             transcript.add_answer(step.response, beside, tools=tools, tool_s=tool_s)
             transcript.add_input(step.observation)
         name = log.path.name.partition(".")[0]
-        yield from base.programs_of(name, transcript.calls)
+        yield from model_calls.programs_of(name, transcript.calls)
 
 
 def _tools(action: str) -> list[GapKey]:

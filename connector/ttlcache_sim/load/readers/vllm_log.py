@@ -13,8 +13,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from ttlcache.toolcalls import detect, key_for_tool
-from ttlcache_sim.load.readers import base
-from ttlcache_sim.load.readers.base import Request, conversations
+from ttlcache_sim.load.readers import model_calls
+from ttlcache_sim.load.readers.model_calls import Request, conversations
 from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, TraceError
 
 _QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -43,7 +43,7 @@ def _read(log: Log) -> Iterator[RecordedProgram]:
             tokens = len(ids[1].split(",")) if ids else None
             text = f"'{ids[1]},'" if ids and not found[2] else found[2]
             prompt = str(ast.literal_eval(text))
-            usage = base.Usage(prompt_tokens=tokens)
+            usage = model_calls.Usage(prompt_tokens=tokens)
             requests[found[1]] = Request(prompt, usage, start_s=_seconds(line))
         elif (found := _ANSWER.search(line)) and found[1] in requests:
             answer = str(ast.literal_eval(found[2]))

@@ -21,7 +21,7 @@ def turn_off(controller: Controller, holder: PinnedBlocks) -> None:
         holder.drop_all()
 
 
-class Upkeep:
+class Teardown:
     """Lets everything go, also what a failing table has lost."""
 
     def __init__(self, parts: Parts) -> None:
@@ -61,7 +61,7 @@ class Upkeep:
         """
         known = {pin.pin_id for pin in self._controller.pins}
         holder = self._holder
-        lost = [pin_id for pin_id in holder.held if pin_id not in known]
+        lost = [pin_id for pin_id in holder.blocks_by_pin if pin_id not in known]
         return sum(free_tail_first(holder.pool, holder.hand_over(i)) for i in lost)
 
     @guarded()
@@ -70,7 +70,7 @@ class Upkeep:
         if self._controller.retention_enabled:
             return
         unpinned = self._demoting is not None and self._demoting.unpinned
-        if self._controller.pins or self._holder.held or unpinned:
+        if self._controller.pins or self._holder.blocks_by_pin or unpinned:
             turn_off(self._controller, self._holder)
 
     def reset(self) -> bool:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    from ttlcache_connector.queue import Held, ProgramQueue
+    from ttlcache_connector.queue import HeldBack, ProgramQueue
 
 
-class EngineView:
+class EngineLink:
     """Our own scheduler introduces itself, with its queue; a foreign one never does."""
 
     def __init__(self, scheduler_config: Any, *, by_request: bool = False) -> None:
@@ -79,10 +79,10 @@ class EngineView:
         if self._queue is not None:
             self._queue.rekey(request_id)
 
-    def hold_queue(self, held: Held) -> None:
+    def hold_back(self, held: HeldBack) -> None:
         """These requests do not start in this step."""
         if self._queue is not None:
-            self._queue.held = held
+            self._queue.held_back = held
 
     def forget(self, request_id: str) -> None:
         """The request waits no more."""
