@@ -219,8 +219,9 @@ class FakeEngine:
             pinned = self.holder.pinned_blocks()
             return sum(1 for block in blocks[:count] if block not in pinned)
 
-        def is_pinned(count: int) -> bool:
-            return not count_unpinned(count)
+        def count_pins(count: int) -> int:
+            pins = self.holder.blocks_by_pin.values()
+            return sum(blocks[count - 1] in pinned for pinned in pins)
 
         finished = self.controller.on_finished(
             Finish(
@@ -233,7 +234,7 @@ class FakeEngine:
                 kv_blocks=len(blocks),
                 kv_tokens=len(blocks) * self.block_tokens,
                 count_unpinned=count_unpinned,
-                is_pinned=is_pinned,
+                count_pins=count_pins,
                 divisible=not self.holder.whole_pins,
                 read_tool=lambda: self.next_gap,
             )

@@ -91,14 +91,14 @@ class FakeHolder:
         if self.whole_pins or drop_blocks >= len(blocks):
             return None
         keep = len(blocks) - drop_blocks
-        others = (b for i, b in self.blocks_by_pin.items() if i != pin_id)
-        if any(blocks[keep - 1] in pinned for pinned in others):
-            return None
         self.blocks_by_pin[pin_id] = blocks[:keep]
         return Shrunk(self.drop(blocks[keep:]), keep, keep * self.block_tokens)
 
     def is_freeable(self, pin_id: int) -> bool:
-        return self.references[self.blocks_by_pin[pin_id][-1]] == 1
+        last = self.blocks_by_pin[pin_id][-1]
+        holders = [pin for pin in self.blocks_by_pin.values() if last in pin]
+        are_last = all(pin[-1] == last for pin in holders)
+        return are_last and self.references[last] == len(holders)
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         ours = Counter(

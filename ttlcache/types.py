@@ -206,7 +206,7 @@ class Finish(NamedTuple):
     kv_blocks, kv_tokens: full, cached blocks that could be pinned, their tokens.
     count_unpinned: how many of the first n of them no pin references right now;
         None means all.
-    is_pinned: whether pins reference all of the first n; None means no.
+    count_pins: how many pins reference the n-th of them; None means none.
     divisible: whether a prefix of the blocks is worth pinning without the rest.
     read_tool: reads the tool from the output; called only if no hint names it.
     """
@@ -220,7 +220,7 @@ class Finish(NamedTuple):
     kv_blocks: int = 0
     kv_tokens: int = 0
     count_unpinned: Callable[[int], int] | None = None
-    is_pinned: Callable[[int], bool] | None = None
+    count_pins: Callable[[int], int] | None = None
     divisible: bool = True
     read_tool: Callable[[], GapKey | None] | None = None
 
@@ -286,13 +286,12 @@ class BlockHolder(Protocol):
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop about `drop_blocks` references from the tail.
 
-        None: nothing would be left that other pins do not hold, and nothing was done;
-        `release` follows.
+        None: nothing would be left of it, and nothing was done; `release` follows.
         """
         ...
 
     def is_freeable(self, pin_id: int) -> bool:
-        """Whether shrinking it frees a block: no pin or request else uses its last."""
+        """Whether its last block is free once the pins that end with it are shrunk."""
         ...
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:

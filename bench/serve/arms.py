@@ -43,7 +43,8 @@ class EngineCounters:
     claimed_tokens: float
     """Prompt tokens served from claimed pins."""
     prefill_tokens_saved: float
-    """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
+    """Of those, what plain vLLM would have evicted, as ttlcache counts it; with
+    policy `observe` what pins would have spared."""
     prefill_seconds_saved: float
     """What these would have taken, at the price that it learnt."""
     hook_errors: float
@@ -210,7 +211,8 @@ def read_engine(
         preemptions=grown("vllm:num_preemptions_total"),
         pins=grown_by("ttlcache_pins_total", "outcome"),
         claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
-        prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
+        prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed)
+        + grown("ttlcache_prefill_tokens_savable_total", flushed),
         prefill_seconds_saved=grown("ttlcache_prefill_seconds_saved_total", flushed),
         hook_errors=grown("ttlcache_hook_errors_total", flushed),
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),

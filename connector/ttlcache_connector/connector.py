@@ -241,6 +241,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self._bound.parts.engine.attach(scheduler, queue)
         self._bound.status.log_start(type(scheduler).__name__)
 
+    @_of_scheduler(plain=False)
+    def may_free_at_once(self) -> bool:
+        """Whether no load can be overwritten by a step in flight."""
+        lower = self._bound.parts.lower
+        return lower.tier.loads_wait_for_steps or not lower.is_configured
+
     @_of_scheduler()
     def before_step(self) -> None:
         self._bound.steps.before_step()

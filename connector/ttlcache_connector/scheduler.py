@@ -33,12 +33,9 @@ class ProgramScheduling:
                 """"kv_role":"kv_both"}'"""
             )
         self._ttl: TTLConnector = connector
-        config = connector.config
         self.waiting = ProgramQueue(connector, default_clock().now_s)
-        # vLLM defers frees: a step in flight may overwrite a load. The CPU tier's loads
-        # begin after such steps.
-        loads_ordered = config.lower_tier != "lmcache"
-        if self.connector is connector and loads_ordered:  # type: ignore[attr-defined]
+        # vLLM defers frees: a step in flight may overwrite a load.
+        if self.connector is connector and connector.may_free_at_once():  # type: ignore[attr-defined]
             self.defer_block_free = False
         self._pause_state_since_s = default_clock().now_s()
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)

@@ -44,8 +44,6 @@ def test_an_ablation_takes_away_one_method_or_attribute(name):
         ("charge-whole-ttl", [1, 1, 1, 10], turn_of(12), None, 10.0, 1.0),
         ("flat-price", [10, 20, 40, 80], turn_of(4), FULL, 80.0, 0.0),
         ("no-client-estimate", [1, 2, 4, 8], turn_of(5, tool_eta_s=6.0), None, 0, 8.0),
-        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=1.5), None, 0.5, 0.5),
-        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=9.5), None, 1.5, 0.0),
         ("no-history", [1.0] * 1000, turn_of(5), None, 1.0, math.log(5)),
     ],
 )

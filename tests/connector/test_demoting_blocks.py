@@ -51,12 +51,16 @@ class Pool:
 class Rig:
     """A holder, and pins of turns that finished."""
 
-    def __init__(self, room_blocks=0):
+    def __init__(self, *, copies_at_once=True):
         self.pool, self.tier, self.clock = Pool(), FakeTier(), VirtualClock()
         self.pins = PinTable()
         self.counted = Counter()
         self.unpinned = UnpinnedTurns(
-            self.pool, [16], self.tier, self.clock, room_blocks, self.count
+            self.pool,
+            self.tier,
+            self.clock,
+            self.count,
+            copies_at_once=copies_at_once,
         )
         self.holder = DemotingBlocks(
             self.pool,
@@ -120,7 +124,7 @@ def rig():
 
 @pytest.fixture
 def cached():
-    return Rig(room_blocks=5)
+    return Rig(copies_at_once=False)
 
 
 def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):

@@ -135,15 +135,6 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(make, tier, our_
     assert engine.controller.tier_stats.reload_source == "cpu"
 
 
-def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):
-    engine = make(demote="on-pressure")
-    engine.on_step = None  # a fault is what this is about
-    expired = engine.role.parts.demoting.unpinned
-    monkeypatch.setattr(expired, "start_copies_ahead", fails)
-    assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
-    assert totals(engine)["hook_errors:start_copies_ahead"] > 0
-
-
 def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypatch):
     engine = make(**NEVER_PINNED)
     engine.on_step = None  # a fault is what this is about

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import socket
-import sys
 from typing import Any
 
 import httpx
@@ -16,7 +14,7 @@ from typer.testing import CliRunner
 from ttlcache.cli.main import app
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
-from ttlcache_connector.cli.doctor_template import BAD, NOTE, OK
+from ttlcache_connector.cli.doctor_template import BAD, OK
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat as lmcache_compat
 
@@ -25,11 +23,8 @@ def run(*command: str, **options: Any) -> Result:
     return CliRunner().invoke(app, command, **options)
 
 
-def states(
-    config: str = "{}", url: str | None = None, lmcache: str | None = None
-) -> dict[str, str]:
-    found = findings(config, url, [] if lmcache is None else [lmcache])
-    return {finding.what: finding.state for finding in found}
+def states(config: str = "{}", url: str | None = None) -> dict[str, str]:
+    return {finding.what: finding.state for finding in findings(config, url)}
 
 
 def test_this_machine_is_fine():
@@ -104,13 +99,7 @@ def test_an_untested_vllm_or_a_plugin_list_without_us_is_bad(monkeypatch):
     assert states('{"allow_untested_vllm": true}')["vllm"] == OK
 
 
-def test_addresses_that_answer_and_that_do_not():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        for good in (address, f"tcp://{address}"):
-            assert states(lmcache=good)["LMCache server"] == OK
-    for bad in ("127.0.0.1:1", "nonsense"):
-        assert states(lmcache=bad)["LMCache server"] == BAD
+def test_a_server_that_does_not_answer():
     assert states(url="http://127.0.0.1:1")["server"] == BAD
 
 
@@ -206,24 +195,3 @@ def test_the_exit_status_is_the_verdict():
     failed = run("doctor", "--config", '{"polcy": 1}')
     assert failed.exit_code == 1
     assert "did you mean" in failed.output
-
-
-PLUGINS = ("server module", "L2 adapter")
-
-
-def test_lmcaches_plugins_load_here(monkeypatch):
-    pytest.importorskip("lmcache", reason="LMCache is an extra")
-    found = states(lmcache="plugins")
-    assert {found[what] for what in (*PLUGINS, "LMCache version")} == {OK}
-    monkeypatch.setitem(sys.modules, "ttlcache_lmcache.l2_adapter", None)
-    found = states(lmcache="plugins")
-    assert [found[what] for what in PLUGINS] == [OK, BAD]
-
-
-def test_an_lmcache_that_was_not_tested_is_bad(monkeypatch):
-    monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
-    assert states(lmcache="plugins")["LMCache version"] == BAD
-    # Without LMCache an address is still reached.
-    monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: None)
-    assert states(lmcache="127.0.0.1:1")["LMCache version"] == NOTE
-    assert states(lmcache="plugins")["LMCache version"] == BAD

@@ -112,7 +112,7 @@ def test_the_table_names_every_hook():
         if hasattr(method, "__wrapped__")
     }
     # See the tests below, and test_demotion.
-    unreachable = {"before_foreign_step", "shutdown", "start_copies_ahead"}
+    unreachable = {"before_foreign_step", "shutdown"}
     unreachable |= {"on_scheduled", "apply_tier_events", *AT_WILL}
     # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
     unreachable |= {"release_if_off", "drop_rest"}

@@ -94,17 +94,6 @@ def test_who_returns_with_another_context_leaves_it(expired, tier):
     assert tier.of("drop") == []
 
 
-def test_room_for_the_next_step_is_made_ahead(expired, tier):
-    engine, _ = expired()
-    engine.add("b", OTHER[:350], max_tokens=40, hints={"program_id": "q"})
-    while free(engine) >= 2:  # what one answer may begin before a copy has ended
-        assert tier.of("demote") == []
-        engine.step()
-    engine.step()
-    assert tier.of("demote") == ["a"]
-    assert free(engine) > 0
-
-
 def test_a_program_that_waits_goes_last(make, clock, tier):
     engine = make(max_num_seqs=1, **NEVER_PINNED)
     context = engine.turn("r0", LONG[:320], hints={"program_id": "p0"})

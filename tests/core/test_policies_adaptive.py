@@ -81,11 +81,11 @@ BY_HAND = [
         ([1, 2, 4, 8], turn_of(5, tool_eta_s=odd_s), {}, 8.0, KEY)
         for odd_s in (0.0, -1.0, math.nan)
     ),
-    # Deciding again. B = 5: 1.25 - 1, 2.5 - 1.75, 3.75 - 5.75, 5 - 6 -> 2. After 9.5 s
-    # half a second or 1.5 s are left: 2.5 - 0.5, 5 - 1 -> 1.5 more. Longer than any.
+    # Deciding again. B = 5: 1.25 - 1, 2.5 - 1.75, 3.75 - 5.75, 5 - 6 -> 2, of which
+    # something is left or not.
     ([1, 2, 10, 11], turn_of(5), {}, 2.0, KEY),
-    ([1, 2, 10, 11], turn_of(5, waited_s=9.5), {}, 1.5, KEY),
-    ([1, 2, 10, 11], turn_of(5, waited_s=12.0), {}, 0.0, KEY),
+    ([1, 2, 10, 11], turn_of(5, waited_s=1.5), {}, 0.5, KEY),
+    ([1, 2, 10, 11], turn_of(5, waited_s=9.5), {}, 0.0, KEY),
     # The paper's default while data are thin. A quarter of the pool, B = 2 * 5: worth
     # holding for four times ten seconds.
     ([], turn_of(5), {}, math.log(5), "default"),

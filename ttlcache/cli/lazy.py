@@ -20,13 +20,6 @@ def doctor(
         str | None,
         typer.Option(help="Also ask this running vLLM server, and show its settings."),
     ] = None,
-    lmcache: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="HOST:PORT of an LMCache server to reach, or the word plugins: would "
-            "ours load here? May be repeated."
-        ),
-    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Folder or name of the model: look at its chat template."),
@@ -41,7 +34,7 @@ def doctor(
         command = importlib.import_module("ttlcache_connector.cli.doctor")
     except ImportError as error:
         fail(f"{error}: this command needs vLLM beside ttlcache")
-    command.run(config, url, lmcache or (), api_key, model, chat_template)
+    command.run(config, url, api_key, model, chat_template)
 
 
 def command_of(module: str, name: str) -> Any:

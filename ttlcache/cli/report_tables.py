@@ -105,8 +105,8 @@ def _savings(claims: float, tokens: Sequence[float], spans: Sequence[float]) -> 
         ("prompt tokens served from pins", f"{claimed:,.0f}", MEASURED),
         ("saved: plain vLLM would have evicted", f"{saved:,.0f}", ESTIMATED),
         ("prefill saved", seconds(spans[0]), ESTIMATED),
-        ("tokens that pins would have saved", f"{savable:,.0f}", ESTIMATED),
-        ("prefill that pins would have saved", seconds(spans[1]), ESTIMATED),
+        ("tokens that pins would have saved, at most", f"{savable:,.0f}", ESTIMATED),
+        ("prefill that pins would have saved, at most", seconds(spans[1]), ESTIMATED),
     )
     would_be = found[3:] if savable else ()
     shown = (*(found[:3] if claimed or not would_be else ()), *would_be)

@@ -104,7 +104,7 @@ def summary_line(engine: dict[str, Any]) -> str:
     if engine.get("settings", {}).get("policy") == "observe":
         prefill_s = totals.get("prefill_seconds_savable", 0.0)
         saved = (
-            "  policy observe, would-be pins; real ones would have saved about "
+            "  policy observe, would-be pins; real ones would have saved up to "
             f"{totals.get('prefill_tokens_savable', 0):,} tokens of prefill, "
             f"{seconds(prefill_s)}"
         )

@@ -30,34 +30,6 @@ class SurvivalCurve(NamedTuple):
         index = int(self.times.searchsorted(seconds, side="right"))
         return float(self.survival[index - 1]) if index else 1.0
 
-    def restricted_mean(self, tau_s: float) -> float:
-        """E[min(T, tau)]: the area under S up to `tau_s`."""
-        index = int(self.times.searchsorted(tau_s, side="right"))
-        if index == 0:
-            return max(tau_s, 0.0)
-        since_s = tau_s - float(self.times[index - 1])
-        left = float(self.survival[index - 1])
-        # 0 * inf: nobody is left, so waiting for ever adds nothing.
-        tail_s = since_s * left if left > 0.0 else 0.0
-        return float(self.held_s[index - 1]) + tail_s
-
-    def given_survival(self, waited_s: float) -> SurvivalCurve:
-        """The curve of T - waited_s for those with T > waited_s.
-
-        Empty (S = 1 for ever) where nobody is known to have lasted longer.
-        """
-        if waited_s <= 0.0:
-            return self
-        index = int(self.times.searchsorted(waited_s, side="right"))
-        left = self.at(waited_s)
-        if left <= 0.0:
-            return EMPTY_CURVE
-        return SurvivalCurve(
-            self.times[index:] - waited_s,
-            self.survival[index:] / left,
-            (self.held_s[index:] - self.restricted_mean(waited_s)) / left,
-        )
-
 
 def read_only(values: FloatArray) -> FloatArray:
     values.setflags(write=False)

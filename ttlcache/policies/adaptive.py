@@ -15,8 +15,7 @@ price, weight      not 1: both sides are delays of others (`costs.MemoryPrice`).
 rebuild            by a reload as often as the lower tier lately had what was evicted
                    and wanted again, else by a prefill.
 F                  by Kaplan-Meier: gaps that never ended, and those still open, count
-                   too; later in the gap it is conditional on the time waited. A
-                   client's own estimate of the gap replaces it.
+                   too. A client's own estimate of the gap replaces it.
 stall_wait_s       an engine with nothing to run waits for a pin's next turn as long as
                    rebuilding its context would take (ski rental).
 min_keep_share     when every program has lost part of its context, each return evicts
@@ -92,7 +91,7 @@ class Adaptive(Policy):
             # last context of every one.
             ttl_s = default_ttl_s(terms.benefit_s / terms.price)
             return remaining(ttl_s, turn), source
-        return self._by_history(curve, turn, terms), source
+        return remaining(self._best_ttl_s(curve, terms), turn), source
 
     def _rebuild_cost(self, turn: TurnFacts, view: View) -> RebuildCost:
         return view.costs.expected_rebuild(turn.context_tokens, view.tier)
@@ -130,13 +129,10 @@ class Adaptive(Policy):
         source = "survival:global" if found is None else "survival:key"
         return gaps.survival(found, view.now_s), source
 
-    def _by_history(self, curve: SurvivalCurve, turn: TurnFacts, terms: Terms) -> float:
-        return self._best_ttl_s(curve.given_survival(turn.waited_s), terms)
-
     def _best_ttl_s(self, curve: SurvivalCurve, terms: Terms) -> float:
         held_s = self._held_s(curve)
         if len(held_s) == 0:
-            return 0.0  # no gap that lasted this long is known to have ended
+            return 0.0  # no gap is known to have ended
         # Lost on average, as a share of B: least where F B - price cost is most. Not to
         # hold loses all of B. In place, this is the hot path.
         losses = held_s * (terms.price / terms.benefit_s)

@@ -50,7 +50,7 @@ def relate(program: Program, arrival: Arrival, block_tokens: int) -> Continuatio
     hashes, turns = arrival.hashes, program.open_turns
     extended = [t for t in turns if t.continued_by(hashes, arrival.num_tokens)]
     if extended:
-        turn = max(extended, key=lambda t: (t.num_hashes, t.gap_id))
+        turn = max(extended, key=lambda t: (t.num_hashes, bool(t.pin_id), t.gap_id))
         return Continuation(Relation.CONTINUES, turn, turn.num_hashes)
     return _without_output(program, arrival, block_tokens) or _superseded(
         program, arrival, block_tokens

@@ -45,8 +45,8 @@ class Place:
     seq: from `PlaceNumbers`; smaller is served first.
     turns: turns of it that were admitted.
     served_s: seconds that they ran, and that the engine stood still for its pins.
-    quantum_from_turn, quantum_from_s: turns before its quantum began, and `served_s`
-        then, which is infinite from a quantum's end to the next turn's admission.
+    quantum_from_turn, quantum_from_s: `turns` and `served_s` when its quantum began.
+    is_used_up: its quantum is, and no turn was admitted since: a pin gives no rank.
     """
 
     seq: int
@@ -54,16 +54,13 @@ class Place:
     served_s: float = 0.0
     quantum_from_turn: int = 0
     quantum_from_s: float = 0.0
-
-    @property
-    def is_used_up(self) -> bool:
-        """Its quantum is used up, no turn was admitted since: a pin gives no rank."""
-        return self.quantum_from_s == math.inf
+    is_used_up: bool = False
 
     def on_allocated(self) -> None:
         """A turn got its memory: the next quantum begins if the last one is used up."""
         self.turns += 1
         if self.is_used_up:
+            self.is_used_up = False
             self.quantum_from_s = self.served_s
             self.quantum_from_turn = self.turns - 1
 
@@ -81,7 +78,7 @@ class Place:
     def move_back(self, seq: int) -> None:
         """Its quantum is used up; `seq` is a new place's, see `PlaceNumbers.next`."""
         self.seq = seq
-        self.quantum_from_s = math.inf
+        self.is_used_up = True
 
 
 class PlaceNumbers:

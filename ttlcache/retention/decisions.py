@@ -49,8 +49,10 @@ MAX_STALL_WAIT_S = 60.0
 MIN_PROLONG_S = 0.05
 #: Decisions that one failed allocation may cost, some 20 us each.
 REPRICED_AT_ONCE = 64
-#: Pins together reference so many times the pool at most: beyond that one adds little
-#: to what others hold, and each reference costs memory, and time when pins give way.
+#: Any number of requests may end with the same block: so many of their turns are
+#: pinned. Each pin costs memory, and time when pins give way.
+MAX_ALIKE = 8
+#: Pins together reference so many times the pool at most, for the same reason.
 MAX_SHARING = 16
 
 #: Seconds waited so far -> seconds that the tool still needs; None: nothing new.
@@ -119,9 +121,9 @@ class Retention:
     def redecide_under_pressure(self, now_s: float) -> int:
         """A request waits for memory: pins made while none did are decided anew.
 
-        Such a pin lasts for as long as pins may, and programs that came later may
-        not take it: that of a program which is over would keep them waiting so long.
-        At most `REPRICED_AT_ONCE` at a time.
+        They have the longest TTL there is, and a newer program may not take them: one
+        of a program that is over would keep it waiting that long. At most
+        `REPRICED_AT_ONCE` are decided in one call.
 
         Returns:
             Blocks that became free.
@@ -300,15 +302,10 @@ class Retention:
         Blocks that other pins reference already do not count against the cap.
 
         Returns:
-            The pin, or None when nothing of it fits, or others keep all of it.
+            The pin, or None when nothing of it fits, or enough others hold all of it.
         """
         kv_blocks = finish.kv_blocks
         keep = reusable_blocks(program, turn, kv_blocks)
-        if finish.is_pinned is not None and finish.is_pinned(keep):
-            return None
-        most = MAX_SHARING * self.holder.pressure().pool_blocks
-        if self.pins.kv_blocks + keep > most:
-            return None
         missing = self._missing(finish, keep)
         if missing > 0:
             self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
@@ -316,8 +313,13 @@ class Retention:
             keep -= max(0, self._missing(finish, keep))
         if keep < kv_blocks and not finish.divisible:
             return None
-        if keep <= 0:
+        if keep <= 0 or (finish.count_pins and finish.count_pins(keep) >= MAX_ALIKE):
             return None
+        too_many = self.pins.kv_blocks + keep - self._max_references()
+        if too_many > 0:
+            self.reclaimer.unpin_for(program, rank, too_many, some_help=False)
+            if self.pins.kv_blocks + keep > self._max_references():
+                return None
         return self.pins.add(
             program,
             turn,
@@ -332,6 +334,9 @@ class Retention:
             uncontended=decision.uncontended,
             yields_to_waiting=decision.yields_to_waiting,
         )
+
+    def _max_references(self) -> int:
+        return MAX_SHARING * self.holder.pressure().pool_blocks
 
     def _missing(self, finish: Finish, keep: int) -> int:
         """Blocks by which pinning the first `keep` would exceed the cap."""

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from ttlcache.class_path import load_class
 from ttlcache.types import Rank
 
-#: (two flags of what is served first, place, …, request arrival)
+#: (not preempted, without a pin to claim, rank …, request arrival): smaller first.
 PriorityKey = tuple[int, ...]
 
 

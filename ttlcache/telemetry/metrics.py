@@ -29,11 +29,11 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     ),
     "prefill_seconds_saved": ("Seconds of prefill that pins saved, estimated.", None),
     "prefill_tokens_savable": (
-        "Under policy observe, estimated: prompt tokens that pins would have saved.",
+        "Under policy observe: prompt tokens that pins would have saved, at most.",
         None,
     ),
     "prefill_seconds_savable": (
-        "Under policy observe: seconds of prefill that pins would have saved.",
+        "Under policy observe: seconds of prefill that pins would have saved, at most.",
         None,
     ),
     "turns_identified": ("Requests by the rule that found their program.", "rule"),

@@ -18,7 +18,7 @@ from ttlcache.estimators.survival import (
     survival_of_sorted,
 )
 from ttlcache.policies.adaptive import Adaptive, Terms
-from ttlcache.policies.base import View, remaining
+from ttlcache.policies.base import View
 from ttlcache.types import Decision, GapKey, TurnFacts
 
 
@@ -76,13 +76,6 @@ class NoClientEstimate(Adaptive):
         return None
 
 
-class NoRedecision(Adaptive):
-    """Later in the gap: what is left of the first plan."""
-
-    def _by_history(self, curve: SurvivalCurve, turn: TurnFacts, terms: Terms) -> float:
-        return remaining(self._best_ttl_s(curve, terms), turn)
-
-
 class NoRepricing(Adaptive):
     """A TTL given while memory was free stands when a request waits for memory."""
 
@@ -104,7 +97,6 @@ ABLATIONS: dict[str, type[Adaptive]] = {
     "tier-keeps-all": TierKeepsAll,
     "ended-gaps-only": EndedGapsOnly,
     "no-client-estimate": NoClientEstimate,
-    "no-redecision": NoRedecision,
     "no-repricing": NoRepricing,
     "no-history": NoHistory,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.model import Program
+from ttlcache.retention.decisions import MAX_ALIKE
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
@@ -68,8 +69,10 @@ class DemotingBlocks(PinnedBlocks):
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
         self.unpinned.release(request_id)  # an id that is used again
-        if not blocks or self._is_kept(blocks[-1]):
-            self._stores.drop(request_id)  # with other turns it is copied, or not
+        # With several cache groups one that goes on holds not all of its windows.
+        ends = blocks[-1:] if self.is_divisible else blocks
+        if all(self._count_turns(block) >= MAX_ALIKE for block in ends):
+            self._stores.drop(request_id)  # it has none, or is copied with others
         elif not self._stores.has_unstored(request_id):
             self._stores.drop(request_id)  # an outage: it would stay queued for ever
         else:
@@ -77,9 +80,9 @@ class DemotingBlocks(PinnedBlocks):
             # The request that computed them gives up its references right after this.
             self.unpinned.keep(request_id, program, list(blocks), users=1)
 
-    def _is_kept(self, block: KVCacheBlock) -> bool:
-        """Whether a pin or another turn holds the block, and so all before it."""
-        return block.block_id in self._refs or block.block_id in self.unpinned.refs
+    def _count_turns(self, block: KVCacheBlock) -> int:
+        """How many turns hold the block, pinned or not."""
+        return self._refs[block.block_id] + self.unpinned.refs[block.block_id]
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)

@@ -46,11 +46,9 @@ class Candidate:
         ids = ids_of(self.blocks[:num_blocks])
         return num_blocks - sum(map(self.pinned.__contains__, ids))
 
-    def is_pinned(self, num_blocks: int) -> bool:
-        """Whether pins reference all of the first so many; from the tail, which is
-        mostly new."""
-        ids = ids_of(reversed(self.blocks[:num_blocks]))
-        return all(map(self.pinned.__contains__, ids))
+    def count_pins(self, num_blocks: int) -> int:
+        """How many pins reference the last of the first so many."""
+        return self.pinned.get(self.blocks[num_blocks - 1].block_id, 0)
 
 
 class PinnedBlocks:
@@ -81,6 +79,7 @@ class PinnedBlocks:
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
         self._refs: Counter[int] = Counter()
+        self._ends: Counter[int] = Counter()  # pins by their last block
         self._unpinned_refs = {} if unpinned_refs is None else unpinned_refs
 
     def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
@@ -100,6 +99,7 @@ class PinnedBlocks:
         self.pool.touch(blocks)
         self.blocks_by_pin[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
+        self._ends.update(ids_of(blocks[-1:]))
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return free_tail_first(self.pool, self.hand_over(pin_id))
@@ -108,7 +108,9 @@ class PinnedBlocks:
         """The pin's blocks behind its first `keep`: the caller has their references."""
         blocks = self.blocks_by_pin.get(pin_id, [])
         tail = blocks[keep:]
+        count_down(self._ends, blocks[-1:])
         del blocks[keep:]
+        self._ends.update(ids_of(blocks[-1:]))
         if not blocks:
             self.blocks_by_pin.pop(pin_id, None)
         count_down(self._refs, tail)
@@ -118,24 +120,23 @@ class PinnedBlocks:
         """Drop references from the tail.
 
         With several KV cache groups a shortened prefix is not a hit any more
-        (the sliding window before its new end is gone), so the pin goes whole. So does
-        one of which other pins hold what would be left: no two end alike.
+        (the sliding window before its new end is gone), so the pin goes whole.
         """
-        blocks = self.blocks_by_pin.get(pin_id, [])
-        keep = len(blocks) - max(0, drop_blocks)
+        keep = len(self.blocks_by_pin.get(pin_id, ())) - max(0, drop_blocks)
         if not self.is_divisible or keep <= 0:
-            return None
-        if self._refs[blocks[keep - 1].block_id] > 1:
             return None
         freed = free_tail_first(self.pool, self.hand_over(pin_id, keep))
         return Shrunk(freed, keep, keep * self._group_block_tokens[0])
 
     def is_freeable(self, pin_id: int) -> bool:
-        blocks = self.blocks_by_pin.get(pin_id)
-        if not blocks:
-            return False
-        last = blocks[-1]
-        return bool(last.ref_cnt == 1 + self._unpinned_refs.get(last.block_id, 0))
+        blocks = self.blocks_by_pin.get(pin_id, [])
+        if not self.is_divisible or not blocks:
+            return any(b.ref_cnt == self._refs[b.block_id] for b in reversed(blocks))
+        last_id, ref_cnt = blocks[-1].block_id, blocks[-1].ref_cnt
+        pins = self._refs[last_id]
+        if self._ends[last_id] < pins:
+            return False  # a longer pin goes first
+        return bool(ref_cnt == pins + self._unpinned_refs.get(last_id, 0))
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         seen: Counter[int] = Counter()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: So long a waiting request lets a copy take before it takes the blocks.
 COPY_WAIT_S = 0.25
-#: No more of the pool than this is kept free of cached turns.
-MAX_ROOM_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +95,21 @@ class UnpinnedTurns:
     def __init__(
         self,
         pool: BlockPool,
-        group_block_tokens: Sequence[int],
         stores: TierDemotions,
         clock: Clock,
-        room_blocks: int,
         count: Callable[[str, str], None],
+        *,
+        copies_at_once: bool,
     ) -> None:
         """
         Args:
-            group_block_tokens: tokens per block of each KV cache group.
-            room_blocks: how many blocks to keep free, or about to be, by copying
-                cached turns; 0: copies begin at once.
+            copies_at_once: not only when memory is short.
             count: counts a metric by name and label.
         """
         self._pool = pool
-        self._group_block_tokens = tuple(group_block_tokens)
         self._stores, self._count = stores, count
         self._clock = clock
-        self._room_blocks = room_blocks
+        self._copies_at_once = copies_at_once
         self.refs: Counter[int] = Counter()  # by block id
         self.cached = CachedTurns()
         self._copies: dict[str, _Copy] = {}  # oldest first
@@ -151,7 +146,7 @@ class UnpinnedTurns:
         self._unref(self.cached.pop(request_id))  # an id that is used again
         self.refs.update(ids_of(blocks))
         own = any(self.refs[i] == 1 for i in ids_of(reversed(blocks)))
-        if not self._room_blocks or not own:
+        if self._copies_at_once or not own:
             # To wait gains nothing where others that are cached have it all.
             return self._copy(request_id, blocks)
         refs = self.refs  # each block counts once
@@ -261,27 +256,6 @@ class UnpinnedTurns:
                 freed += self._give(turn)
         return freed + self._drop_copies(needed_blocks - freed, timed_out=False)
 
-    def start_copies_ahead(
-        self, num_running: int, prompt_tokens_ahead: Callable[[], Sequence[int]]
-    ) -> None:
-        """Begin to copy as many blocks as running requests are about to need.
-
-        Waiting requests can wait for a copy, which may be needless by then.
-
-        Args:
-            prompt_tokens_ahead: of each running request whose prompt is not done, the
-                tokens to come.
-        """
-        free = self._pool.get_num_free_blocks()
-        if free >= self._room_blocks or not self.cached:
-            return
-        # An answer's next token may begin a block, and the one after the copy another.
-        sizes = self._group_block_tokens
-        wanted = 2 * num_running * len(sizes)
-        if wanted < self._room_blocks:
-            wanted += sum(n // size for n in prompt_tokens_ahead() for size in sizes)
-        self._make_room(min(wanted, self._room_blocks) - free)
-
     def references(self) -> Counter[int]:
         """From the tables, so that the invariant checker sees what they have lost."""
         counts: Counter[int] = Counter()
@@ -349,14 +323,3 @@ class UnpinnedTurns:
     def _unref(self, blocks: list[KVCacheBlock]) -> int:
         count_down(self.refs, blocks)
         return free_tail_first(self._pool, blocks)
-
-
-def room_blocks(
-    pool_blocks: int, step_tokens: int, group_block_tokens: Sequence[int]
-) -> int:
-    """Blocks to keep free of cached turns: what the prefill of one step may take.
-
-    step_tokens: vLLM's `max_num_batched_tokens`.
-    """
-    step_blocks = sum(-(-step_tokens // size) for size in group_block_tokens)
-    return min(step_blocks, int(pool_blocks * MAX_ROOM_SHARE))

@@ -8,8 +8,7 @@ import importlib.util
 import json
 import os
 import platform
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +33,19 @@ from ttlcache_connector.cli.doctor_template import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat
 
-#: `--lmcache plugins`: our plugins are checked, no server is asked.
-_PLUGINS = "plugins"
-
-_LMCACHE_PLUGINS = {
-    "server module": "ttlcache_lmcache.server_module",
-    "L2 adapter": "ttlcache_lmcache.l2_adapter",
-}
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
 def run(
     config: str | None,
     url: str | None,
-    lmcache: Sequence[str],
     api_key: str | None,
     model: str | None = None,
     chat_template: Path | None = None,
 ) -> None:
     """Print all findings; exit status 1 if one of them is BAD."""
     console = Console()
-    found = list(findings(config, url, lmcache, api_key, model, chat_template))
+    found = list(findings(config, url, api_key, model, chat_template))
     grid = Table(title="ttlcache doctor", title_justify="left")
     for name in ("", "", ""):
         grid.add_column(name, overflow="fold")
@@ -68,7 +59,6 @@ def run(
 def findings(
     config: str | None,
     url: str | None = None,
-    lmcache: Sequence[str] = (),
     api_key: str | None = None,
     model: str | None = None,
     chat_template: Path | None = None,
@@ -91,9 +81,7 @@ def findings(
         yield _guess("vllm", lambda: _vllm(settings))
         yield _guess("plugin", _plugin)
     else:
-        # LMCache's plugins run under other engines, too.
-        state = NOTE if _PLUGINS in lmcache else BAD
-        yield Finding(state, "vllm", "not installed: TTLConnector cannot run here")
+        yield Finding(BAD, "vllm", "not installed: TTLConnector cannot run here")
     if settings is not None:
         if has_vllm and settings.lower_tier == "auto":
             from ttlcache_connector.tiers.cpu.tier import tier_on_this_machine
@@ -105,7 +93,6 @@ def findings(
         yield _guess("GPU", _gpu)
     if has_vllm and settings is not None and settings.has_lower_tier:
         yield _guess("lower tier", lambda: _lower_tier(settings))
-    yield from _lmcache_plugins(lmcache)
     yield from doctor_template.findings(model, chat_template)
     if url is not None:
         yield from _server(url, api_key)
@@ -213,41 +200,6 @@ def _lower_tier(settings: TTLCacheConfig) -> Finding:
         less = f"{free_gb:.3g} GB available here, it would start without"
         return Finding(BAD, "lower tier", f"{kind} {size}: {less}")
     return Finding(OK, "lower tier", f"{kind} {size}")
-
-
-def _lmcache_plugins(given: Sequence[str]) -> Iterator[Finding]:
-    """Whether servers answer at the addresses, and whether our plugins load here."""
-    if not given:
-        return
-    # An address may be another machine's, where other packages are installed.
-    bad = BAD if _PLUGINS in given else NOTE
-    yield from (_reach(text) for text in given if text != _PLUGINS)
-    try:
-        version = compat.check_lmcache(allow_untested=False)
-        yield Finding(OK, "LMCache version", f"{version}, tested")
-    except TTLCacheError as error:
-        yield Finding(bad, "LMCache version", str(error))
-        if compat.lmcache_version() is None:
-            return
-    for name, module in _LMCACHE_PLUGINS.items():
-        try:
-            importlib.import_module(module)
-            yield Finding(OK, name, "loads")
-        except Exception as error:  # noqa: BLE001 - any reason not to load is one
-            yield Finding(bad, name, f"{module}: {type(error).__name__}: {error}")
-
-
-def _reach(address: str) -> Finding:
-    # As vLLM's flag has it, or as sockets do.
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=3.0):
-            return Finding(OK, "LMCache server", f"{address} answers")
-    except OSError as error:
-        return Finding(BAD, "LMCache server", f"{address}: {error}")
-    except (ValueError, OverflowError):
-        text = f"{address!r}; expected HOST:PORT, or {_PLUGINS!r}"
-        return Finding(BAD, "LMCache server", text)
 
 
 def _server(url: str, api_key: str | None) -> Iterator[Finding]:

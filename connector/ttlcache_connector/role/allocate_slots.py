@@ -162,8 +162,8 @@ class AllocationGuard:
         # without that does the engine stand still.
         if running == 0 and not self._prefills.is_loading():
             return Urgency.STALLED
-        # One that holds memory stands before all others. In no order of programs any
-        # request stands before those to come.
+        # A request that holds blocks, or is overdue, may take any pin but its own; any
+        # request may where the queue is not in the order of pins' ranks.
         is_first = request.num_computed_tokens or self._engine.is_overdue(request)
         if is_first or not self._engine.queue_follows_pin_ranks:
             return Urgency.OUTRANKS_ALL

@@ -14,7 +14,7 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
 from ttlcache_connector.blocks.recurrent_states import RecurrentStates
-from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns, room_blocks
+from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
@@ -65,8 +65,8 @@ class SchedulerRoleBuilder:
             self._metrics.count,
             self._clock.now_s,
         )
-        self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._costs = CostModel(step_tokens=self._step_tokens)
+        step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._costs = CostModel(step_tokens=step_tokens)
         by_request = ordering_in_force(config) == "request-fcfs"
         self.engine = EngineLink(vllm_config.scheduler_config, by_request=by_request)
 
@@ -104,9 +104,14 @@ class SchedulerRoleBuilder:
         demoting: DemotingBlocks | None = None
         if lower.is_configured:
             lower.tier.bind(manager)
-            stores, room = lower.tier.demotions, self._room_blocks(pool, sizes)
-            count = self._metrics.count
-            unpinned = UnpinnedTurns(pool, sizes, stores, self._clock, room, count)
+            stores = lower.tier.demotions
+            unpinned = UnpinnedTurns(
+                pool,
+                stores,
+                self._clock,
+                self._metrics.count,
+                copies_at_once=self._config.demote == "on-expiry",
+            )
             demoting = DemotingBlocks(
                 pool,
                 sizes,
@@ -147,11 +152,6 @@ class SchedulerRoleBuilder:
             Prefills(),
             faults,
         )
-
-    def _room_blocks(self, pool: BlockPool, sizes: list[int]) -> int:
-        if self._config.demote == "on-expiry":
-            return 0
-        return room_blocks(usable_blocks(pool), self._step_tokens, sizes)
 
     def _about(self, pool: BlockPool) -> dict[str, Any]:
         """Head of a recording."""

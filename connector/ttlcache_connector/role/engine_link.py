@@ -1,11 +1,9 @@
-"""vLLM's scheduler and its prefills, as the role sees them."""
+"""The link to vLLM's scheduler and its queue; the prefills under way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-from vllm.v1.request import RequestStatus
 
 from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
 
@@ -35,15 +33,15 @@ class EngineLink:
 
     @property
     def by_program(self) -> bool:
-        """Whether the queue is in our order, not in a foreign scheduler's, nor that of
-        requests or of the clients' priorities."""
+        """Whether our scheduler serves by program: neither in the order of requests
+        (`request-fcfs`) nor by clients' priorities."""
         ours = self.scheduler is not None and self.queue_follows_pin_ranks
         return ours and not self._heeds_priority
 
     @property
     def queue_follows_pin_ranks(self) -> bool:
-        """Whether requests are served in the order in which programs' pins rank: not
-        in that of requests, nor by a scheduler that never asked for another one."""
+        """Whether the queue is in the order in which pins rank: its scheduler, ours or
+        not, asked for `priority`, and the ordering is not `request-fcfs`."""
         return self.asked_order and not self._by_request
 
     def user_priority(self, request: Request) -> int:
@@ -59,20 +57,6 @@ class EngineLink:
         if self.scheduler is None:
             return 0, 0
         return len(self.scheduler.running), len(self.scheduler.waiting)
-
-    def prompt_tokens_ahead(
-        self, prefills: Prefills, scheduled_tokens: Mapping[str, int]
-    ) -> list[int]:
-        """What running requests have to compute of prompts after this step."""
-        if self.scheduler is None:  # a foreign one: as much as may ever be needed
-            return [self._config.max_num_batched_tokens]
-        done = scheduled_tokens.get
-        return [
-            # Below 0 where a token is on its way from the worker.
-            max(0, r.num_tokens - r.num_computed_tokens - done(r.request_id, 0))
-            for r in prefills
-            if r.status is RequestStatus.RUNNING
-        ]
 
     def rekey(self, request_id: str) -> None:
         """The priority of a waiting request changed."""

@@ -183,7 +183,7 @@ class RequestEvents:
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
                 count_unpinned=candidate.count_unpinned,
-                is_pinned=candidate.is_pinned,
+                count_pins=candidate.count_pins,
                 divisible=holder.is_divisible,
                 read_tool=self._tool_reader(request),
             )
@@ -191,7 +191,7 @@ class RequestEvents:
         order = finished.order
         if order is not None:
             holder.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
-        # It knows the blocks before their fate is decided.
+        # The tier must know the blocks before any is demoted or dropped.
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         self._keep_or_demote(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
@@ -205,7 +205,7 @@ class RequestEvents:
         blocks: list[KVCacheBlock],
         finished: Finished,
     ) -> None:
-        """A finished turn waits for its copy, pinned or not, or the tier drops it."""
+        """Above a tier: pinned, or kept for a copy, or not to be continued: dropped."""
         demoting, request_id = self._demoting, request.request_id
         if demoting is None:
             return

@@ -174,6 +174,9 @@ class SchedulingCallbacks:
             freed = self._demoting.unpinned.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
+        if freed < needed_blocks and self._demoting is not None:  # pins held some, too
+            lack = needed_blocks - freed
+            freed += self._demoting.unpinned.free(lack, at_once=True)
         return freed
 
     def _evict_to_tier(

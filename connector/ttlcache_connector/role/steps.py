@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ttlcache_connector.engine import vllm_internals
@@ -82,7 +81,6 @@ class StepEvents:
         if self._parts.engine.scheduler is None:
             self.before_foreign_step()
         self.on_scheduled(output)
-        self.start_copies_ahead(output.num_scheduled_tokens)
         metadata = self._lower.build_metadata(output)
         self.apply_tier_events()
         return metadata
@@ -102,21 +100,6 @@ class StepEvents:
                     self._steps.popleft()
                 self._controller.on_step(step)
                 return
-
-    @guarded()
-    def start_copies_ahead(self, scheduled_tokens: Mapping[str, int]) -> None:
-        """A step's memory was given: make room for the next, whose copies begin in it.
-
-        Args:
-            scheduled_tokens: by request, what it computes in this step.
-        """
-        if self._demoting is not None:
-            engine, prefills = self._parts.engine, self._parts.prefills
-            num_running = engine.num_running()  # None under a foreign scheduler
-            self._demoting.unpinned.start_copies_ahead(
-                1 if num_running is None else num_running,
-                lambda: engine.prompt_tokens_ahead(prefills, scheduled_tokens),
-            )
 
     @guarded()
     def on_worker_output(self, output: KVConnectorOutput) -> None:

@@ -196,6 +196,8 @@ class SchedulerTier:
     #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
 
+    #: A load begins only after the steps in flight: blocks may be freed at once.
+    loads_wait_for_steps = False
     #: Other engines use it: a plain reset of the prefix cache leaves it.
     is_shared = False
     #: Too many calls raised: from now on it answers as a tier that is down.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -271,9 +272,15 @@ def test_a_server_that_comes_back_with_other_chunks(make_worker, two_block_tiers
         two_block_tiers.start()
 
 
+def maps_memory_of(server: TierServer, engine: Worker) -> bool:
+    engine.step()
+    return str(server.options.shm_name) in Path("/proc/self/maps").read_text()
+
+
 def test_turns_of_an_outage_leave_nothing_behind(make_worker, two_block_tiers):
     engine = make_worker(tiers=two_block_tiers, **{"lmcache.mp.mq_timeout": 1.0})
     assert goes_down_and_comes_back(engine)
+    assert maps_memory_of(two_block_tiers, engine)
     half = engine.connector.scheduler_role.parts.lower.tier
     two_block_tiers.kill()
     try:
@@ -281,6 +288,7 @@ def test_turns_of_an_outage_leave_nothing_behind(make_worker, two_block_tiers):
         for number in range(5):
             engine.turn(f"out-{number}", prompt(number, 90), hints=hints(f"p{number}"))
             engine.settle()  # its pin expires
+        assert becomes(lambda: not maps_memory_of(two_block_tiers, engine), WAIT_S)
         assert not half._queue._pending
         assert not half._inner._lazy_offload_manager._token_ledgers
     finally:

@@ -89,14 +89,14 @@ class _Store:
     """A turn's copy down.
 
     missing: what is copied, as far as there is room for it.
-    kept: what was there before.
+    kept: what was there before, by its hash.
     """
 
     request_id: str
     turn: _Turn
     missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]]
     targets: list[KVCacheBlock]
-    kept: list[KVCacheBlock]
+    kept: dict[Any, KVCacheBlock]
     is_partial: bool
     is_dropped: bool = False
 
@@ -233,18 +233,18 @@ class CPUDemotions(TierDemotions):
 
     def _begin(self, request_id: str, turn: _Turn, unwritten: set[int]) -> _Store:
         """Copy what is not there yet and still in GPU memory."""
-        kept: list[KVCacheBlock] = []
+        kept: dict[Any, KVCacheBlock] = {}
         missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]] = []
         for source, block_hash in turn.sources:
             there = self._index.block_of(block_hash)
             if there is not None:
-                kept.append(there)
+                kept[block_hash] = there
             elif source.block_hash == block_hash and source.block_id not in unwritten:
                 hashes = vllm_internals.hashes_of(self._pool, source)
                 missing.append((source, hashes))
             elif not self._has_groups:
                 break  # a hit ends here
-        self._index.lock(kept)
+        self._index.lock(list(kept.values()))
         wanted = len(missing)
         if self._has_groups and wanted > self._index.count_obtainable():
             wanted = 0  # a part of one group's blocks is a hit for none
@@ -259,11 +259,13 @@ class CPUDemotions(TierDemotions):
         self._held.release([source for source, _ in store.missing])
         if store.is_dropped or not is_ok:
             self.outcomes.append("dropped" if is_ok else "failed")
-            self._index.unlock([*store.kept, *store.targets])
+            self._index.unlock([*store.kept.values(), *store.targets])
             return
         self.outcomes.append("dropped" if store.is_partial else "stored")
-        blocks = store.kept
+        there = store.kept
         for target, (_, hashes) in zip(store.targets, store.missing, strict=True):
-            blocks.append(self._index.set_content(target, hashes))
+            (block_hash, *_), _ = hashes
+            there[block_hash] = self._index.set_content(target, hashes)
+        blocks = [there[h] for _, h in store.turn.sources if h in there]
         turn = StoredTurn(store.turn.program, store.turn.deadline_s, blocks)
         self._index.keep(store.request_id, turn)

@@ -63,8 +63,8 @@ class Found(NamedTuple):
     hit_tokens: int
     tokens: int
 
-    def begins(self) -> set[int]:
-        """Ids of the first block that each group needs."""
+    def first_block_ids(self) -> set[int]:
+        """Of the first block that each group needs."""
         firsts = (next((b for b in g if not b.is_null), None) for g in self.blocks)
         return {first.block_id for first in firsts if first is not None}
 
@@ -193,6 +193,8 @@ class HostIndex:
         alike = self._turns.get(self._by_last_block.get(last, ""))
         if alike is not None:
             turn.deadline_s = max(turn.deadline_s, alike.deadline_s)
+            if turn.program != alike.program:
+                turn.program = None  # the end of one drops it not for the other
             self.drop(self._by_last_block[last])
         self._turns[request_id], self._by_last_block[last] = turn, request_id
         if len(self._by_deadline) > 2 * len(self._turns):

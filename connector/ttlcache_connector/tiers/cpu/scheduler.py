@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A request's copy up. begins: `Found.begins` of its hit."""
+    """A request's copy up."""
 
     tokens: int
     ordered_s: float
-    begins: set[int]
+    first_block_ids: set[int]  # of its hit
     sources: list[KVCacheBlock]
     targets: list[KVCacheBlock]
 
@@ -47,6 +47,7 @@ class CPUSchedulerTier(SchedulerTier):
     """Every answer is exact and at once: this half decides what is where."""
 
     demotions: CPUDemotions
+    loads_wait_for_steps = True
 
     def __init__(
         self,
@@ -113,16 +114,14 @@ class CPUSchedulerTier(SchedulerTier):
         if found is None:
             return Match(is_answered=True)
         if self._is_loading(found):
-            return Match(
-                None
-            )  # it hits GPU memory then, and needs no blocks of its own
+            return Match(None)  # it will hit GPU memory, with no blocks of its own
         self._found[request.request_id] = found
         return Match(found.tokens, is_answered=True)
 
     def _is_loading(self, found: Found) -> bool:
-        """Whether another request loads what this hit begins with."""
-        begins = found.begins() if self._loads else set()
-        return any(begins & load.begins for load in self._loads.values())
+        """Whether another request loads what this hit begins with, in every group."""
+        firsts = found.first_block_ids() if self._loads else set()
+        return any(firsts <= load.first_block_ids for load in self._loads.values())
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
@@ -152,7 +151,7 @@ class CPUSchedulerTier(SchedulerTier):
         self._held.hold(targets)
         self.index.lock(loaded)
         now_s = self._now_s()
-        load = _Load(external_tokens, now_s, found.begins(), loaded, targets)
+        load = _Load(external_tokens, now_s, found.first_block_ids(), loaded, targets)
         self._loads.begin(request_id, load)
         self._orders[request_id] = copy
 

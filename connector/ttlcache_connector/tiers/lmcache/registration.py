@@ -9,6 +9,7 @@ blocks that are another request's by that time; our path gives such copies up.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,9 @@ class Registration:
         self._is_by_worker = is_by_worker(vllm_config, kv_cache_config)
         adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._copier: ChunkCopier | None = None
+        self._lock = threading.Lock()  # of what is mapped
+        self._number = 0  # of registrations
+        self._was_up = False  # at the end of the last step
         self._register_at_server = internals.replace_registration(
             adapter, self._register
         )
@@ -69,8 +73,36 @@ class Registration:
         if self._copier is not None:
             self._copier.close()
 
+    def on_health(self, *, is_up: bool) -> None:
+        """Told after each step whether the server answers.
+
+        Of one that does not no memory stays mapped: it would be the host's loss, and
+        may be the room that the server needs to start again.
+        """
+        if is_up or not self._is_by_worker:
+            self._was_up = is_up
+        elif self._was_up:
+            self._was_up = False
+            # Not here: to unpin hundreds of GB takes seconds.
+            gone = partial(self._unmap_if_gone, self._number)
+            threading.Thread(target=gone, name="ttlcache-unmap", daemon=True).start()
+
+    def _unmap_if_gone(self, number: int) -> None:
+        with self._lock:
+            if number != self._number:
+                return  # it is back already
+            try:
+                self._unmap()
+            except Exception:
+                log.exception("ttlcache: memory of LMCache's server stays mapped")
+
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """At start, and on LMCache's heartbeat thread after a server came back."""
+        with self._lock:
+            self._number += 1
+            self._register_anew(kv_caches)
+
+    def _register_anew(self, kv_caches: dict[str, torch.Tensor]) -> None:
         ours = self._adapter.lmcache_tokens_per_chunk
         theirs = get_lmcache_chunk_size(self._adapter.req_client, REGISTER_TIMEOUT_S)
         if theirs != ours:
@@ -81,15 +113,18 @@ class Registration:
         device = next(iter(kv_caches.values())).device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
-        # Slots of an old server must not be filled and committed to a new one.
-        self._threads.cancel_all_but(())
+        self._unmap()
         if self._copier is None:
             self._copier = self._make_copier(kv_caches)
-        else:
+        self._by_worker(kv_caches, self._copier)
+
+    def _unmap(self) -> None:
+        # Slots of an old server must not be filled and committed to a new one.
+        self._threads.cancel_all_but(())
+        if self._copier is not None:
             self._copier.detach()
         if self._adapter.transfer_ctx is not None:
-            self._adapter.transfer_ctx.close()  # or its memory would stay mapped
-        self._by_worker(kv_caches, self._copier)
+            self._adapter.transfer_ctx.close()
 
     def _make_copier(self, kv_caches: dict[str, torch.Tensor]) -> ChunkCopier:
         """

@@ -118,6 +118,7 @@ class LMCacheWorkerTier(WorkerTier):
             if request_id not in self._since_s:
                 times.pop(request_id)
         self._cancel_dropped()
+        self._registration.on_health(is_up=self._adapter.is_healthy)
         return transfers
 
     def report(self) -> KVConnectorWorkerMetadata | None:
