@@ -123,7 +123,8 @@ def test_the_table_names_every_hook():
 #: Hooks that no step of an engine without a lower tier calls -> of whom, and what they
 #: rest on.
 AT_WILL = {
-    "tier_looked_up": ("requests", "controller.tier_stats", "on_lookup"),
+    "on_tier_lookup": ("requests", "controller.tier_stats", "on_lookup"),
+    "is_loaded_by_another": ("requests", "holder.pool", "hash_block_size"),
     "control": ("status", "controller", "tick"),
     "lookup_limit_tokens": ("requests", "controller", "requests"),
     "on_worker_output": ("steps", "lower", "call"),
@@ -161,8 +162,8 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
         request = SimpleNamespace(
             request_id="A-2", skip_reading_prefix_cache=False, finished_recving=()
         )
-        args = () if hook == "retained_share" else (request,)
-        getattr(getattr(role, of_whom), hook)(*args)
+        args = {"retained_share": (), "is_loaded_by_another": (request, 0)}
+        getattr(getattr(role, of_whom), hook)(*args.get(hook, (request,)))
     role.status.take_stats()
     assert totals(engine)[f"hook_errors:{hook}"] == 1
     assert len(engine.turn("A-2", range(100))) > 100

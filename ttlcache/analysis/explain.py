@@ -55,9 +55,7 @@ def _lost_text(turn: TurnLog, before: TurnLog) -> str:
     if pin is None and decided.ttl_s <= 0:
         return f"no pin: {decided.reason} gave 0 s{hit}"
     if pin is None:
-        return (
-            f"no pin: no room under max_pinned_fraction, or others hold it{hit}"
-        )
+        return f"no pin: no room under max_pinned_fraction, or others hold it{hit}"
     if pin.outcome is None or pin.end_s is None:
         return f"pin {pin.pin} was still held by another request{hit}"
     early_s = turn.arrive_s - pin.end_s

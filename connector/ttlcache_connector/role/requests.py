@@ -13,6 +13,7 @@ from ttlcache.types import UNKNOWN_GAP, Arrival, Finish, Finished, GapKey, Hints
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
+    is_loading,
     no_blocks,
     token_slice,
 )
@@ -97,9 +98,29 @@ class RequestEvents:
         found = self._lower.match(
             request, hit_tokens, self.lookup_limit_tokens(request)
         )
+        if found.tokens and self.is_loaded_by_another(request, hit_tokens):
+            return None, False  # it hits GPU memory soon, and takes no blocks for it
         if found.is_answered:
-            self.tier_looked_up(request)
+            self.on_tier_lookup(request)
         return found.tokens, bool(found.tokens)
+
+    @guarded(fallback=False)
+    def is_loaded_by_another(self, request: Request, hit_tokens: int) -> bool:
+        """Whether a load under way begins with, or has, the first block it lacks.
+
+        vLLM knows the blocks of a load once it has ended. With several cache groups the
+        hit may not become longer by it.
+        """
+        if not self._holder.is_divisible:
+            return False
+        index = hit_tokens // self._holder.pool.hash_block_size
+        lacking = request.block_hashes[index : index + 1]
+        return any(
+            is_loading(other)
+            and other is not request
+            and other.block_hashes[index : index + 1] == lacking
+            for other in self._prefills
+        )
 
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
@@ -120,7 +141,7 @@ class RequestEvents:
         return pin.turn.num_hashes * self._holder.pool.hash_block_size
 
     @guarded()
-    def tier_looked_up(self, request: Request) -> None:
+    def on_tier_lookup(self, request: Request) -> None:
         """The lower tier was asked; vLLM uses no answer for some requests."""
         if not request.skip_reading_prefix_cache:
             chunk_tokens = self._lower.tier.chunk_tokens

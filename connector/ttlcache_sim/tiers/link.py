@@ -106,7 +106,7 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
     ) -> tuple[int | None, bool]:
         super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self.scheduler_role is not None:
-            self.scheduler_role.requests.tier_looked_up(request)
+            self.scheduler_role.requests.on_tier_lookup(request)
         return self.tiers.match(request, num_computed_tokens)
 
     def update_state_after_alloc(

@@ -61,6 +61,18 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     assert sum(engine.moved.values()) == 3 * TURN_BYTES
 
 
+def test_what_one_request_loads_others_wait_for_and_share(make_worker, tiers):
+    engine = make_worker(num_blocks=200)
+    context = goes_below(engine, "one", 31)
+    empty_gpu(engine)
+    before = engine.moved.get("tier_bytes:promoted", 0)
+    names = [f"share-{number}" for number in range(4)]
+    for name in names:
+        engine.add(name, [*context, 9], hints=hints(name, last=True))
+    step_until(engine, lambda: all(name in engine.finished for name in names))
+    assert engine.moved["tier_bytes:promoted"] - before == TURN_BYTES
+
+
 def test_a_server_without_shared_memory_ends_the_start(tmp_path, make_worker):
     options = TierOptions(cpu_gb=0.1, chunk_tokens=BLOCK, extra=("--shm-name", ""))
     with (

@@ -63,11 +63,6 @@ class Found(NamedTuple):
     hit_tokens: int
     tokens: int
 
-    def first_block_ids(self) -> set[int]:
-        """Of the first block that each group needs."""
-        firsts = (next((b for b in g if not b.is_null), None) for g in self.blocks)
-        return {first.block_id for first in firsts if first is not None}
-
 
 @dataclass(slots=True)
 class StoredTurn:

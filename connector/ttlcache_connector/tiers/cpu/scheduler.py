@@ -38,7 +38,6 @@ class _Load:
 
     tokens: int
     ordered_s: float
-    first_block_ids: set[int]  # of its hit
     sources: list[KVCacheBlock]
     targets: list[KVCacheBlock]
 
@@ -113,15 +112,8 @@ class CPUSchedulerTier(SchedulerTier):
         found = self._answer
         if found is None:
             return Match(is_answered=True)
-        if self._is_loading(found):
-            return Match(None)  # it will hit GPU memory, with no blocks of its own
         self._found[request.request_id] = found
         return Match(found.tokens, is_answered=True)
-
-    def _is_loading(self, found: Found) -> bool:
-        """Whether another request loads what this hit begins with, in every group."""
-        firsts = found.first_block_ids() if self._loads else set()
-        return any(firsts <= load.first_block_ids for load in self._loads.values())
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
@@ -150,8 +142,7 @@ class CPUSchedulerTier(SchedulerTier):
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
         self.index.lock(loaded)
-        now_s = self._now_s()
-        load = _Load(external_tokens, now_s, found.first_block_ids(), loaded, targets)
+        load = _Load(external_tokens, self._now_s(), loaded, targets)
         self._loads.begin(request_id, load)
         self._orders[request_id] = copy
 
