@@ -18,7 +18,6 @@ PAGES += sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`(?:python -m )?bench ([^`]+)`")
 _OF_TTLCACHE = {
-    "doctor": "doctor",
     "estimate": "estimate",
     "front": "fleet",
     "profile": "profile",

@@ -31,7 +31,6 @@ from ttlcache_sim.estimate.sessions import read_sessions
 RUN = {
     "recording": "here",
     "tiers": "here, without starting them",
-    "doctor": "here",
     "estimate": "parsed here; tests/bench/test_estimate.py runs it, smaller",
     "python": "parsed here; tests/bench runs the benches, smaller",
     "server": "tests/e2e/test_operations.py",
@@ -60,14 +59,6 @@ def test_commands_on_a_recording(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", commands("tiers"), ids=lambda c: c.text)
 def test_commands_that_start_tiers(command):
     assert "vllm serve" in output_of(app, *command.words[1:], "--print-only")
-
-
-@pytest.mark.parametrize("command", commands("doctor"), ids=lambda c: c.text)
-def test_commands_that_ask_the_doctor(command):
-    pytest.importorskip("lmcache", reason="LMCache is an extra")
-    printed = output_of(app, *command.words[1:])
-    for plugin in ("server module", "L2 adapter"):
-        assert plugin in printed
 
 
 @pytest.mark.parametrize("command", commands("vllm"), ids=lambda c: c.text)
@@ -110,7 +101,7 @@ def test_commands_of_benches_are_accepted(command, tmp_path):
 def test_no_command_is_left_out():
     kinds = Counter(command.kind for command in commands())
     assert kinds.keys() <= RUN.keys()
-    for kind, least in (("recording", 4), ("doctor", 1), ("server", 6), ("tiers", 1)):
+    for kind, least in (("recording", 4), ("server", 6), ("tiers", 1)):
         assert kinds[kind] >= least, kind
     assert len(of_benches()) >= 25
 

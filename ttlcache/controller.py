@@ -5,7 +5,7 @@
            … gap: on_arrival | tick (the pin expires) | memory.reclaim (memory is short)
 
 What an engine asks between the events it asks `Controller.queue` and
-`Controller.memory`; what it sees of a lower tier it tells `Controller.tier_stats`.
+`Controller.memory`; what it sees of a lower tier it tells `Controller.tier_knowledge`.
 The adapter references blocks as `Finished.order` says; they are released only through
 the `BlockHolder` that it provides.
 """
@@ -35,11 +35,11 @@ from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.prompt_end import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.decisions import Remaining, Retention
-from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.shadow import ShadowHolder
+from ttlcache.retention.tier_knowledge import TierKnowledge
 from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import MemoryArbiter
 from ttlcache.scheduling.queue_order import QueueOrder
@@ -61,7 +61,7 @@ class Controller:
 
     queue: in which order waiting requests are served.
     memory: which of them may start, and which pins give way for them.
-    tier_stats: what is known of the lower tier.
+    tier_knowledge: what is known of the lower tier.
     admission: how much programs under way will grow.
     retention: which turns are pinned, and for how long.
     memoryfulness: what programs' lengths say of turns left (paper §4.1).
@@ -99,10 +99,10 @@ class Controller:
         self.pins = PinTable()
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
-        self.tier_stats = LowerTierStats(
+        self.tier_knowledge = TierKnowledge(
             config.lower_tier, self.requests, self.costs, self.telemetry
         )
-        wait_bound = WaitBound(max_wait_in_force(config), self.tier_stats)
+        wait_bound = WaitBound(max_wait_in_force(config), self.tier_knowledge)
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),
@@ -141,7 +141,7 @@ class Controller:
             self.gaps,
             self.costs,
             self.memoryfulness,
-            self.tier_stats,
+            self.tier_knowledge,
             self.pins,
             holder,
             reclaimer,
@@ -159,7 +159,7 @@ class Controller:
             self._turns,
             self.retention,
             reclaimer,
-            self.tier_stats,
+            self.tier_knowledge,
         )
         self._identifier = Identifier(self.programs, PrefixIndex(block_tokens))
         self._generation_prompt = GenerationPrompt()
@@ -224,7 +224,7 @@ class Controller:
         if first:
             self._stop_waiting(record)
             record.admitted_s = now_s
-            self.tier_stats.on_allocated(record, cached_tokens)
+            self.tier_knowledge.on_allocated(record, cached_tokens)
             self.queue.on_allocated(record, now_s)
             context_blocks = record.num_tokens / self.block_tokens
             if record.place.turns == 1 and not record.program.turns_finished:
@@ -280,7 +280,7 @@ class Controller:
         if record.first_token_s is not None:
             return
         record.first_token_s = self._clock.now_s()
-        self.tier_stats.on_prefilled(record)
+        self.tier_knowledge.on_prefilled(record)
 
     # --- a request goes --------------------------------------------------
 
@@ -445,7 +445,7 @@ class Controller:
         if program.ended:
             self._turns.end_pin(pin, PinOutcome.ENDED)
         else:
-            self._turns.bound(program)
+            self._turns.drop_excess(program)
 
     def _learn_outputs(
         self, record: RequestRecord, finish: Finish, now_s: float
@@ -470,7 +470,7 @@ class Controller:
         self.admission.on_pool_blocks(kv_context_blocks, finish.kv_blocks)
         if not self.retention.is_enabled or record.hints.rejected:
             return NOTHING_RETAINED
-        self.tier_stats.on_turn_end(turn)
+        self.tier_knowledge.on_turn_end(turn)
         rank = self.queue.rank_after_this_turn(record)
         return self.retention.retain(record, turn, finish, rank, now_s)
 

@@ -308,7 +308,7 @@ class Urgency(Enum):
 
     # Holds memory, is overdue, or the queue is in no order of programs: any pin but
     # its own, if that makes it fit.
-    OUTRANKS_ALL = "outranks-all"
+    WAITING_ANY_PIN = "waiting-any-pin"
     WAITING = "waiting"  # a queued request while others run: see `Reclaimer`
     HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin

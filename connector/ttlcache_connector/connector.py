@@ -325,6 +325,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_role.tier.register(kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        # Before the forward pass, in every step: copies begin here.
         is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self
         self.worker_role.before_forward(kv_connector_metadata, is_alone=is_alone)
 

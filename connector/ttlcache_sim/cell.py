@@ -48,7 +48,7 @@ def run_cell(cell: Cell, workload: Workload | None = None) -> CellResult:
         scheduler, connector = new_engine(engine_spec(cell, workload))
         if store is not None and connector is not None:
             # There is no disk without host memory above it.
-            controller_of(connector).tier_stats.on_reload_source("cpu")
+            controller_of(connector).tier_knowledge.on_reload_source("cpu")
         Simulation(
             scheduler,
             clock,

@@ -123,9 +123,9 @@ def pinned(engine: Engine) -> int:
     return engine.holder.pressure().pinned_blocks
 
 
-def demoting(engine: Engine) -> int:
+def copying(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.role.parts.demoting.unpinned.copying_blocks
+    return engine.role.parts.above_tier.kept.awaiting_copy_blocks
 
 
 def free(engine: Engine) -> int:

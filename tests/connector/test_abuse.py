@@ -85,7 +85,7 @@ def test_requests_with_the_same_blocks_are_few_pins(make_engine, clock, tier):
         clock.advance(0.1)
     parts = engine.role.parts
     assert len(parts.controller.pins) == decisions.MAX_ALIKE
-    assert parts.demoting is None or not parts.demoting.unpinned
+    assert parts.above_tier is None or not parts.above_tier.kept
 
 
 def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, clock):

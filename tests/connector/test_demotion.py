@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.connector.conftest import demoting, expired_pins, fails, free, pinned, totals
+from tests.connector.conftest import copying, expired_pins, fails, free, pinned, totals
 from tests.connector.fake_tier import extra, settle
 from ttlcache_connector.tiers.base import TurnEnd
 
@@ -29,9 +29,9 @@ def test_an_ended_turn_is_held_until_it_is_copied(make, clock, tier, options, ex
         assert expired_pins(engine) == 1
     assert tier.of("demote") == ["a"]
     assert pinned(engine) == 0
-    assert demoting(engine) == 6  # not a pin any more, but not free either
+    assert copying(engine) == 6  # not a pin any more, but not free either
     settle(engine, tier, "a")
-    assert demoting(engine) == 0
+    assert copying(engine) == 0
     assert free(engine) == 63
 
 
@@ -77,7 +77,7 @@ def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make, clock, tier,
     for _ in range(3):
         engine.step()
     assert "b" not in engine.finished
-    assert demoting(engine) == 37
+    assert copying(engine) == 37
     settle(engine, tier, "a") if ends else clock.advance(0.3)
     tier.events.demotions += ["stored", "failed", "stored"]
     engine.run()
@@ -95,7 +95,7 @@ def test_a_running_request_takes_the_memory_at_once(make, clock, demote, held):
     engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
     engine.step()
     # And "b" grows to 57 of 63.
-    assert demoting(engine) == held
+    assert copying(engine) == held
     engine.run()
     assert engine.finished["b"].num_preemptions == 0
 
@@ -132,7 +132,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(make, tier, our_
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.controller.tier_stats.reload_source == "cpu"
+    assert engine.controller.tier_knowledge.reload_source == "cpu"
 
 
 def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypatch):
@@ -140,8 +140,8 @@ def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypa
     engine.on_step = None  # a fault is what this is about
     for name, start in (("a", 0), ("b", 1000)):
         engine.turn(name, range(start, start + 100), hints={"program_id": name})
-    assert demoting(engine) == 12
-    expired = engine.role.parts.demoting.unpinned
+    assert copying(engine) == 12
+    expired = engine.role.parts.above_tier.kept
     releasable = expired.on_releasable
     monkeypatch.setattr(
         expired,
@@ -151,7 +151,7 @@ def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypa
     tier.events.releasable += ["a", "b"]
     engine.role.steps.apply_tier_events()
     assert totals(engine)["hook_errors:apply_tier_events"] == 1
-    assert demoting(engine) == 6
+    assert copying(engine) == 6
 
 
 def test_a_server_that_lost_a_turn_is_blamed(make, clock, tier):

@@ -219,7 +219,7 @@ def test_the_bound_is_learnt_above_a_tier_for_one_tenant_alone(make_engine):
         engine.controller.queue.wait_bound.on_allocated(3.0)
     engine.add("a", range(20), max_tokens=1, session_id="a")
     assert engine.connector.max_wait_s() == LAST_RESORT_S
-    engine.controller.tier_stats.on_reload_source("cpu")
+    engine.controller.tier_knowledge.on_reload_source("cpu")
     assert engine.connector.max_wait_s() == 6.0
     engine.add("b", range(20), max_tokens=1, session_id="b", cache_salt="other")
     assert engine.connector.max_wait_s() == LAST_RESORT_S

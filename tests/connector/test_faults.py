@@ -123,7 +123,7 @@ def test_the_table_names_every_hook():
 #: Hooks that no step of an engine without a lower tier calls -> of whom, and what they
 #: rest on.
 AT_WILL = {
-    "on_tier_lookup": ("requests", "controller.tier_stats", "on_lookup"),
+    "on_tier_lookup": ("requests", "controller.tier_knowledge", "on_lookup"),
     "is_loaded_by_another": ("requests", "holder.pool", "hash_block_size"),
     "control": ("status", "controller", "tick"),
     "lookup_limit_tokens": ("requests", "controller", "requests"),

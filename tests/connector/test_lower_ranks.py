@@ -41,7 +41,7 @@ def test_a_hybrid_model_runs_without_a_lower_tier_and_says_so(
     found = totals(engine)
     assert found["pins:claimed"] == 1
     assert not [name for name in found if name.startswith(("demotions", "tier_"))]
-    assert engine.controller.tier_stats.reload_source is None
+    assert engine.controller.tier_knowledge.reload_source is None
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_both_searches_find_a_leak(monkeypatch):
     [
         (Urgency.STALLED, range(30)),  # pins do not give way when nothing runs
         (
-            Urgency.OUTRANKS_ALL,
+            Urgency.WAITING_ANY_PIN,
             (1264, 1360),
         ),  # nor for loads, which hold memory already
     ],

@@ -110,7 +110,7 @@ def test_above_a_tier_that_keeps_them_pins_yield_to_waiting_requests_of_their_te
     tier, tenant, freed
 ):
     engine = token_engine(policy="adaptive")
-    engine.controller.tier_stats.on_reload_source(tier)
+    engine.controller.tier_knowledge.on_reload_source(tier)
     pin_blocks(engine, "A", 4)
     engine.arrive("b", [1], program="B", tenant=tenant)
     # As a whole: what is left of a context is of little use.

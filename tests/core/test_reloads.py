@@ -14,7 +14,7 @@ def engine():
 
 @pytest.fixture
 def tier(engine):
-    return engine.controller.tier_stats
+    return engine.controller.tier_knowledge
 
 
 def test_failed_reloads_are_counted_while_their_request_lives(engine, tier):

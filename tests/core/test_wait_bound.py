@@ -6,14 +6,14 @@ import pytest
 
 from ttlcache.config import LAST_RESORT_S, load_config, max_wait_in_force
 from ttlcache.estimators.costs import CostModel
-from ttlcache.retention.lower_tier_stats import LowerTierStats
+from ttlcache.retention.tier_knowledge import TierKnowledge
 from ttlcache.scheduling.wait_bound import LEAST_S, MIN_REQUESTS, WaitBound
 from ttlcache.telemetry.events import Telemetry
 
 
 @pytest.fixture
 def tier():
-    found = LowerTierStats("cpu", {}, CostModel(), Telemetry())
+    found = TierKnowledge("cpu", {}, CostModel(), Telemetry())
     found.on_reload_source("cpu")
     return found
 

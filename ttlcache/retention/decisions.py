@@ -20,9 +20,9 @@ from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.memoryfulness import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
-from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.tier_knowledge import TierKnowledge
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import (
@@ -71,7 +71,7 @@ class Retention:
     gaps: GapHistory
     costs: CostModel
     memoryfulness: Memoryfulness
-    tier_stats: LowerTierStats
+    tier_knowledge: TierKnowledge
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer
@@ -121,9 +121,8 @@ class Retention:
     def redecide_under_pressure(self, now_s: float) -> int:
         """A request waits for memory: pins made while none did are decided anew.
 
-        They have the longest TTL there is, and a newer program may not take them: one
-        of a program that is over would keep it waiting that long. At most
-        `REPRICED_AT_ONCE` are decided in one call.
+        They last for `max_ttl_s`, and newer programs may not take them: if theirs is
+        over, those would wait all that time. At most `REPRICED_AT_ONCE` a call.
 
         Returns:
             Blocks that became free.
@@ -258,9 +257,9 @@ class Retention:
             self.memoryfulness.avg_turns,
             self.holder.pressure(),
             now_s,
-            self.tier_stats.reload_source,
+            self.tier_knowledge.reload_source,
             self.config.demote == "write-through",
-            self.tier_stats.keeps,
+            self.tier_knowledge.keeps,
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:

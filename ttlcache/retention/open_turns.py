@@ -90,10 +90,10 @@ class OpenTurns:
             program.open_turns.append(turn)
         else:  # mostly: a list of one takes less memory than one that has grown
             program.open_turns = [turn]
-        self.bound(program)
+        self.drop_excess(program)
         return turn
 
-    def bound(self, program: Program) -> None:
+    def drop_excess(self, program: Program) -> None:
         """Too many open turns: the oldest that no request waits for give way."""
         if len(program.open_turns) <= MAX_OPEN_TURNS:
             return

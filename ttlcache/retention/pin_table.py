@@ -178,7 +178,7 @@ class PinTable:
         return taken
 
     def next_deadline_s(self) -> float | None:
-        """When the next pin expires, for simulators and idle wake-ups."""
+        """When the next pin expires, for simulators."""
         while self._deadlines and self._live(self._deadlines[0]) is None:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -81,7 +81,7 @@ class Reclaimer:
         if urgency is Urgency.WAITING:
             return self._for_waiting(needed_blocks, program, own_pin_id, rank, mode)
         tenant = "" if program is None else program.tenant
-        if urgency is Urgency.OUTRANKS_ALL:
+        if urgency is Urgency.WAITING_ANY_PIN:
             return self._unless_in_vain(
                 (own_pin_id,), needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
             )
@@ -190,9 +190,8 @@ class Reclaimer:
         cap, now_s = self._cap(), self.clock.now_s()
 
         def eligible(pin: Pin) -> bool:
-            # A claim stands before new turns of no higher user priority, whatever its
-            # rank; and a preempted turn, which has claimed, waits for running requests
-            # to end: to take the pin would make the claimant prefill anew.
+            # A waiting turn's pin is safe from requests without a pin, unless those
+            # have a higher user priority. (A preempted turn has already claimed.)
             is_claim = pin.has_claimant and not pin.quantum_used
             is_claim = is_claim and pin.rank[0] <= rank[0]
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
@@ -249,8 +248,8 @@ class Reclaimer:
     ) -> bool:
         """Whether what `program` wants is worth more than `pin`.
 
-        A pin whose turn waits has not lapsed. Of equal rank it gives way: its turn
-        stands behind the head of the queue, which alone asks.
+        A pin with a claimant has no deadline; of equal rank it gives way, as its
+        claimant stands behind the head of the queue, which asks.
         """
         if pin.has_claimant:
             weaker = pin.rank >= rank

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
 from ttlcache.retention.decisions import Retention
-from ttlcache.retention.lower_tier_stats import LowerTierStats
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.tier_knowledge import TierKnowledge
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode, Urgency
@@ -39,7 +39,7 @@ class MemoryArbiter:
     open_turns: OpenTurns
     retention: Retention
     reclaimer: Reclaimer
-    tier_stats: LowerTierStats
+    tier_knowledge: TierKnowledge
 
     def is_newcomer(self, request_id: str) -> bool:
         """Whether a waiting request may be held back for others' growth."""
@@ -147,7 +147,7 @@ class MemoryArbiter:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self.open_turns.end_pin(pin, PinOutcome.RESET)
-        self.tier_stats.on_new_generation()  # what was not copied yet never will be
+        self.tier_knowledge.on_new_generation()  # what was not copied yet never will be
 
     def _missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
         """How many more free pool blocks would let the request start."""

@@ -12,6 +12,7 @@ from ttlcache.class_path import load_class
 from ttlcache.types import Rank
 
 #: (not preempted, without a pin to claim, rank …, request arrival): smaller first.
+#: `QueueOrder.priority` puts the user's priority before it.
 PriorityKey = tuple[int, ...]
 
 

@@ -10,7 +10,7 @@ are late for nothing. So there W is learnt:
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
 about that in order of arrival: a small multiple of it bounds what the order adds. Where
 more contexts are under way than the tier holds it forgets some
-(`LowerTierStats.keeps`): then the order by program counts, which keeps their number
+(`TierKnowledge.keeps`): then the order by program counts, which keeps their number
 down. Measured in docs/research/tiers-measurements.md.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ttlcache.config import LAST_RESORT_S
 from ttlcache.estimators.sliding_mean import SlidingMean
-from ttlcache.retention.lower_tier_stats import LowerTierStats
+from ttlcache.retention.tier_knowledge import TierKnowledge
 
 #: Of 1.5, 2 and 3 the largest that has turns no slower at p99 than 1.2 times those of
 #: vLLM above the same tier, where a fixed number of agents shares a server.
@@ -41,7 +41,7 @@ class WaitBound:
     """
 
     fixed_s: float | None
-    tier_stats: LowerTierStats
+    tier_knowledge: TierKnowledge
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_allocated(self, wait_s: float) -> None:
@@ -56,7 +56,7 @@ class WaitBound:
         if self.fixed_s is not None:
             return self.fixed_s
         if (
-            not self.tier_stats.keeps
+            not self.tier_knowledge.keeps
             or self._wait_s.count < MIN_REQUESTS
             or not may_learn()
         ):

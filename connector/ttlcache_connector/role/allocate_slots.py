@@ -164,9 +164,9 @@ class AllocationGuard:
             return Urgency.STALLED
         # A request that holds blocks, or is overdue, may take any pin but its own; any
         # request may where the queue is not in the order of pins' ranks.
-        is_first = request.num_computed_tokens or self._engine.is_overdue(request)
-        if is_first or not self._engine.queue_follows_pin_ranks:
-            return Urgency.OUTRANKS_ALL
+        takes_any_pin = request.num_computed_tokens or self._engine.is_overdue(request)
+        if takes_any_pin or not self._engine.queue_follows_pin_ranks:
+            return Urgency.WAITING_ANY_PIN
         return Urgency.WAITING
 
     @guarded(fallback=0)

@@ -11,10 +11,10 @@ from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.blocks.demoting import DemotingBlocks
+from ttlcache_connector.blocks.above_tier import PinsAboveTier
+from ttlcache_connector.blocks.kept_turns import KeptTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
 from ttlcache_connector.blocks.recurrent_states import RecurrentStates
-from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
@@ -101,27 +101,27 @@ class SchedulerRoleBuilder:
         pool, lower, engine = manager.block_pool, self._lower, self.engine
         sizes = [group.block_tokens for group in groups_of(manager)]
         states = RecurrentStates.of(manager)
-        demoting: DemotingBlocks | None = None
+        above_tier: PinsAboveTier | None = None
         if lower.is_configured:
             lower.tier.bind(manager)
             stores = lower.tier.demotions
-            unpinned = UnpinnedTurns(
+            kept = KeptTurns(
                 pool,
                 stores,
                 self._clock,
                 self._metrics.count,
                 copies_at_once=self._config.demote == "on-expiry",
             )
-            demoting = DemotingBlocks(
+            above_tier = PinsAboveTier(
                 pool,
                 sizes,
                 engine.queue_counts,
-                unpinned,
+                kept,
                 stores,
                 lower.report_turn,
                 states,
             )
-        holder = demoting or PinnedBlocks(
+        holder = above_tier or PinnedBlocks(
             pool, sizes, engine.queue_counts, states=states
         )
         controller = Controller(
@@ -146,7 +146,7 @@ class SchedulerRoleBuilder:
             self._clock,
             controller,
             holder,
-            demoting,
+            above_tier,
             lower,
             engine,
             Prefills(),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ttlcache.clock import Clock
     from ttlcache.config import TTLCacheConfig
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.demoting import DemotingBlocks
+    from ttlcache_connector.blocks.above_tier import PinsAboveTier
     from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.faults import Faults
     from ttlcache_connector.role.engine_link import EngineLink, Prefills
@@ -26,7 +26,7 @@ class Parts:
     """What the objects of a role work on.
 
     holder: our references on the pool's blocks.
-    demoting: the same above a lower tier, None without one.
+    above_tier: the same above a lower tier, None without one.
     lower: the lower tier; without one it finds nothing.
     faults: counts exceptions of all hooks, and ends retention after too many.
     """
@@ -35,7 +35,7 @@ class Parts:
     clock: Clock
     controller: Controller
     holder: PinnedBlocks
-    demoting: DemotingBlocks | None
+    above_tier: PinsAboveTier | None
     lower: GuardedTier
     engine: EngineLink
     prefills: Prefills

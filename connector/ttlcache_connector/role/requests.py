@@ -48,7 +48,7 @@ class RequestEvents:
     def __init__(self, parts: Parts, reader: OutputReader | None) -> None:
         self._parts, self._reader = parts, reader
         self._controller, self._holder = parts.controller, parts.holder
-        self._lower, self._demoting = parts.lower, parts.demoting
+        self._lower, self._above_tier = parts.lower, parts.above_tier
         self._engine, self._prefills = parts.engine, parts.prefills
         self.faults = parts.faults
         self._local_hits: dict[str, int] = {}
@@ -145,7 +145,7 @@ class RequestEvents:
         """The lower tier was asked; vLLM uses no answer for some requests."""
         if not request.skip_reading_prefix_cache:
             chunk_tokens = self._lower.tier.chunk_tokens
-            self._controller.tier_stats.on_lookup(request.request_id, chunk_tokens)
+            self._controller.tier_knowledge.on_lookup(request.request_id, chunk_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
@@ -165,8 +165,8 @@ class RequestEvents:
             self._holder.states.track(request)
         record = self._controller.requests.get(request_id)
         self._controller.on_allocated(request_id, hit_tokens, loads=loads)
-        if self._demoting is not None and record is not None:
-            self._demoting.unpinned.on_program_resumed(record.program)
+        if self._above_tier is not None and record is not None:
+            self._above_tier.kept.on_program_resumed(record.program)
 
     @guarded()
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -215,7 +215,7 @@ class RequestEvents:
         # The tier must know the blocks before any is demoted or dropped.
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
         self._keep_or_demote(request, record, candidate.blocks, finished)
-        if completed and record is not None and self._demoting is not None:
+        if completed and record is not None and self._above_tier is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))
         self._watch_slow_turns(stopwatch_s() - started_s)
 
@@ -227,15 +227,15 @@ class RequestEvents:
         finished: Finished,
     ) -> None:
         """Above a tier: pinned, or kept for a copy, or not to be continued: dropped."""
-        demoting, request_id = self._demoting, request.request_id
-        if demoting is None:
+        above_tier, request_id = self._above_tier, request.request_id
+        if above_tier is None:
             return
         if record is None:
             self._lower.tier.demotions.drop(request_id)
         elif finished.order is not None:
-            demoting.on_pinned(finished.order.pin_id, request_id, record.program)
+            above_tier.on_pinned(finished.order.pin_id, request_id, record.program)
         elif finished.decision is not None:
-            demoting.on_unpinned(request_id, record.program, blocks)
+            above_tier.on_unpinned(request_id, record.program, blocks)
         else:
             self._lower.tier.demotions.drop(request_id)
 

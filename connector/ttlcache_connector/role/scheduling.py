@@ -15,7 +15,7 @@ from ttlcache_connector.queue import HeldBack
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
+    from ttlcache_connector.blocks.kept_turns import KeptTurns
     from ttlcache_connector.role.allocate_slots import Group, MemoryCallbacks
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.teardown import Teardown
@@ -31,7 +31,7 @@ class SchedulingCallbacks:
     def __init__(self, parts: Parts, teardown: Teardown, groups: list[Group]) -> None:
         self._parts, self._teardown, self._groups = parts, teardown, groups
         self._controller, self._holder = parts.controller, parts.holder
-        self._demoting, self._engine = parts.demoting, parts.engine
+        self._above_tier, self._engine = parts.above_tier, parts.engine
         self.faults = parts.faults
         self._counted_share, self._counted_s = 0.0, -math.inf
 
@@ -152,11 +152,9 @@ class SchedulingCallbacks:
             return memory.free_for_newcomer(request.request_id, needed_blocks)
         if urgency is not Urgency.STALLED:  # it takes any pin below
             freed = memory.redecide_under_pressure()
-        demoting, lack = self._demoting, needed_blocks - freed
-        if demoting is not None and self._parts.lower.is_up():
-            return freed + self._evict_to_tier(
-                demoting.unpinned, lack, request, urgency
-            )
+        above_tier, lack = self._above_tier, needed_blocks - freed
+        if above_tier is not None and self._parts.lower.is_up():
+            return freed + self._evict_to_tier(above_tier.kept, lack, request, urgency)
         return freed + self._evict_now(lack, request, urgency)
 
     def _evict_for_running(self, needed_blocks: int, request: Request) -> int:
@@ -170,18 +168,20 @@ class SchedulingCallbacks:
     def _evict_now(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         """Wait for no copy: a running request cannot, nor for a tier that is down."""
         freed = 0
-        if self._demoting is not None:
-            freed = self._demoting.unpinned.free(needed_blocks, at_once=True)
+        if self._above_tier is not None:
+            freed = self._above_tier.kept.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
-        if freed < needed_blocks and self._demoting is not None:  # pins held some, too
+        if (
+            freed < needed_blocks and self._above_tier is not None
+        ):  # pins held some, too
             lack = needed_blocks - freed
-            freed += self._demoting.unpinned.free(lack, at_once=True)
+            freed += self._above_tier.kept.free(lack, at_once=True)
         return freed
 
     def _evict_to_tier(
         self,
-        unpinned: UnpinnedTurns,
+        kept: KeptTurns,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
@@ -189,13 +189,13 @@ class SchedulingCallbacks:
         """A request in the queue can wait for a copy; a prefill takes far longer."""
         pool = self._holder.pool
         before = pool.get_num_free_blocks()
-        unpinned.free(needed_blocks, at_once=False)
+        kept.free(needed_blocks, at_once=False)
         freed = pool.get_num_free_blocks() - before
-        lack = needed_blocks - freed - unpinned.soon_free()
+        lack = needed_blocks - freed - kept.soon_free()
         if lack > 0:
             self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
-        return freed if freed >= needed_blocks or not unpinned.soon_free() else 0
+        return freed if freed >= needed_blocks or not kept.soon_free() else 0
 
     def _reclaim(
         self,

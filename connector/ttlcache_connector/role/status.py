@@ -130,15 +130,16 @@ class EngineStatus:
         return shown | ({} if config.record_path is None else {"record_path": "set"})
 
     def _gauges(self) -> dict[str, float]:
-        pressure, demoting = self._holder.pressure(), self._parts.demoting
+        pressure, above_tier = self._holder.pressure(), self._parts.above_tier
+        kept = above_tier.kept if above_tier else None
         lower = self._parts.lower
         fill = lower.call(lower.tier.fill, Fill())
         return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "demoting_blocks": demoting.unpinned.copying_blocks if demoting else 0,
-            "lingering_blocks": demoting.unpinned.cached_blocks if demoting else 0,
+            "demoting_blocks": 0 if kept is None else kept.awaiting_copy_blocks,
+            "lingering_blocks": 0 if kept is None else kept.cached_blocks,
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._holder
             ),

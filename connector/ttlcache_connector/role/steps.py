@@ -34,7 +34,7 @@ class StepEvents:
     def __init__(self, parts: Parts, teardown: Teardown, status: EngineStatus) -> None:
         self._parts, self._teardown, self._status = parts, teardown, status
         self._controller, self._holder = parts.controller, parts.holder
-        self._lower, self._demoting = parts.lower, parts.demoting
+        self._lower, self._above_tier = parts.lower, parts.above_tier
         self.faults, self._observes = parts.faults, parts.config.observes
         self._checks_invariants = bool(os.environ.get(CHECK_INVARIANTS))
         # Scheduled, results not there: two with async scheduling, a pipeline has more.
@@ -47,7 +47,7 @@ class StepEvents:
         self.put_back_failed_loads()
         self._holder.memory_is_short = False  # known anew when the head fails again
         if self._lower.is_configured:
-            self._controller.tier_stats.on_reload_source(
+            self._controller.tier_knowledge.on_reload_source(
                 "cpu" if self._lower.is_up() else None
             )
             self.apply_tier_events()
@@ -111,15 +111,15 @@ class StepEvents:
     @guarded()
     def apply_tier_events(self) -> None:
         """What happened in the lower tier since the last call."""
-        lower, demoting = self._lower, self._demoting
-        if demoting is None:
+        lower, above_tier = self._lower, self._above_tier
+        if above_tier is None:
             return
         events = lower.call(lower.tier.take_events, TierEvents())
         with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
             for request_id in events.releasable:
-                last.callback(demoting.unpinned.on_releasable, request_id)
+                last.callback(above_tier.kept.on_releasable, request_id)
             for load in events.loaded:
-                self._controller.tier_stats.on_load_finished(
+                self._controller.tier_knowledge.on_load_finished(
                     load.request_id, load.tokens, load.seconds
                 )
             for outcome in events.demotions:

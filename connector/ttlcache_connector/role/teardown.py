@@ -26,7 +26,7 @@ class Teardown:
 
     def __init__(self, parts: Parts) -> None:
         self._controller = parts.controller
-        self._holder, self._demoting = parts.holder, parts.demoting
+        self._holder, self._above_tier = parts.holder, parts.above_tier
         self._lower = parts.lower
         self.faults = parts.faults
 
@@ -44,8 +44,8 @@ class Teardown:
     def release_pins(self) -> None:
         """Every pin that the controller knows."""
         self._controller.memory.release_all()
-        if self._demoting is not None:
-            self._demoting.unpinned.drop_all()
+        if self._above_tier is not None:
+            self._above_tier.kept.drop_all()
 
     @guarded(fallback=0)
     def drop_rest(self) -> int:
@@ -69,8 +69,8 @@ class Teardown:
         """Retention is off, but turning off has failed half-way: once more."""
         if self._controller.retention_enabled:
             return
-        unpinned = self._demoting is not None and self._demoting.unpinned
-        if self._controller.pins or self._holder.blocks_by_pin or unpinned:
+        kept = self._above_tier is not None and self._above_tier.kept
+        if self._controller.pins or self._holder.blocks_by_pin or kept:
             turn_off(self._controller, self._holder)
 
     def reset(self) -> bool:

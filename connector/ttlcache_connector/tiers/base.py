@@ -143,8 +143,8 @@ class TierDemotions:
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """The request ended. What is to be demoted of it follows by `demote`."""
 
-    def has_unstored(self, request_id: str) -> bool:
-        """Whether a finished request has KV that is to be stored, but is not yet."""
+    def awaits_copy(self, request_id: str) -> bool:
+        """Whether a finished request has KV whose copy down is not ordered yet."""
         return False
 
     def demote(self, request_id: str) -> bool:

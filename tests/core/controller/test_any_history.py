@@ -160,20 +160,20 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(tier=st.sampled_from([None, "cpu"]))
     def tier_comes_or_goes(self, tier):
-        self.engine.controller.tier_stats.on_reload_source(tier)
+        self.engine.controller.tier_knowledge.on_reload_source(tier)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), chunk_tokens=st.integers(1, 8))
     def ask_below(self, data, chunk_tokens):
         request_id = self.pick(data, self.waiting())
-        self.engine.controller.tier_stats.on_lookup(request_id, chunk_tokens)
+        self.engine.controller.tier_knowledge.on_lookup(request_id, chunk_tokens)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), tokens=st.integers(0, 20))
     def reload(self, data, tokens):
         request_id = self.pick(data, self.running())
         controller = self.engine.controller
-        controller.tier_stats.on_load_finished(request_id, tokens, 0.25)
+        controller.tier_knowledge.on_load_finished(request_id, tokens, 0.25)
         assert 0.0 <= controller.costs.kept_share <= 1.0
 
     @rule()

@@ -159,7 +159,7 @@ class CPUDemotions(TierDemotions):
             pending.program = turn.program
             pending.deadline_s = self._now_s() + turn.ttl_s
 
-    def has_unstored(self, request_id: str) -> bool:
+    def awaits_copy(self, request_id: str) -> bool:
         return request_id in self._turns
 
     def demote(self, request_id: str) -> bool:
@@ -248,7 +248,7 @@ class CPUDemotions(TierDemotions):
         wanted = len(missing)
         if self._has_groups and wanted > self._index.count_obtainable():
             wanted = 0  # a part of one group's blocks is a hit for none
-        targets = self._index.take_free(wanted)
+        targets = self._index.make_room(wanted)
         partial = len(kept) + len(targets) < len(turn.sources)
         missing = missing[: len(targets)]
         self._held.hold([source for source, _ in missing])

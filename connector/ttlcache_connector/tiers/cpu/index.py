@@ -141,7 +141,7 @@ class HostIndex:
         """Blocks that would be free without any stored turn."""
         return int(self._pool.num_gpu_blocks - 1 - len(self._locks.counts))
 
-    def take_free(self, count: int) -> list[KVCacheBlock]:
+    def make_room(self, count: int) -> list[KVCacheBlock]:
         """Up to so many blocks to store into; the earliest deadline gives way first.
 
         Each has one reference, which is the caller's until `unlock` or `keep`.

@@ -14,7 +14,7 @@ KEPT_SHARE = 0.95
 
 
 @dataclass(slots=True)
-class LowerTierStats:
+class TierKnowledge:
     """Of the lower tier as a whole; which KV it holds, only the tier itself knows.
 
     name: the tier's in metrics: `lower_tier`.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.connector.conftest import demoting, expired_pins, fails, free, pinned
+from tests.connector.conftest import copying, expired_pins, fails, free, pinned
 from tests.connector.fake_tier import copy, extra
 from ttlcache_connector import faults
 
@@ -28,7 +28,7 @@ def make(make_engine, tier):
 
 
 def expired_turns(engine):
-    return engine.role.parts.demoting.unpinned
+    return engine.role.parts.above_tier.kept
 
 
 def cached(engine):
@@ -114,7 +114,7 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(make, tier)
     engine.add("b", [*OTHER[:160], *range(9000, 9400)], hints={"program_id": "q"})
     engine.step()
     assert tier.of("demote") == ["a"]
-    assert demoting(engine) > 0
+    assert copying(engine) > 0
     assert engine.scheduler.requests["b"].num_computed_tokens == 0
     copy(engine, tier, "a")
     engine.run()
@@ -130,7 +130,7 @@ def test_a_tier_that_went_down_gets_nothing(expired, tier, demote):
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
     assert "b" in engine.finished
-    assert cached(engine) == demoting(engine) == 0
+    assert cached(engine) == copying(engine) == 0
 
 
 # --- what others share, and what fails ---------------------------------------------
@@ -142,7 +142,7 @@ def steps_until_memory(engine, request_id, tier):
         if engine.scheduler.requests[request_id].num_computed_tokens:
             return number
         engine.step()
-        for copied in list(expired_turns(engine)._copies):
+        for copied in list(expired_turns(engine)._awaited):
             copy(engine, tier, copied)
     raise AssertionError("never")
 

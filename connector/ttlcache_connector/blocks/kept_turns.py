@@ -1,9 +1,9 @@
-"""Turns without a pin above a lower tier: still cached, or waiting for their copy.
+"""Turns without a pin above a lower tier, whose blocks stay referenced all the same.
 
 Such a turn's pin is over, by its deadline or for a waiting request, or it was not worth
-one. Its blocks stay cached, as prefix cache hits, until memory gets short: most of what
-returns late returns before that, and is never copied. Then it is copied, with `demote:
-on-expiry` at once, and its blocks stay until the tier has references of its own.
+one. `demote: on-pressure` keeps it until memory gets short: most of what returns late
+returns before that, and is never copied. Then, or at once with `on-expiry`, its copy
+is ordered; its blocks stay until the tier has references of its own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Copy:
     due_s: float
 
 
-class UnpinnedTurns:
+class KeptTurns:
     """References on the blocks of turns without a pin, until they are copied or go."""
 
     def __init__(
@@ -112,19 +112,19 @@ class UnpinnedTurns:
         self._copies_at_once = copies_at_once
         self.refs: Counter[int] = Counter()  # by block id
         self.cached = CachedTurns()
-        self._copies: dict[str, _Copy] = {}  # oldest first
+        self._awaited: dict[str, _Copy] = {}  # oldest first
 
     @property
-    def copying_blocks(self) -> int:
+    def awaiting_copy_blocks(self) -> int:
         """Blocks that wait for their copy."""
-        return sum(len(copy.blocks) for copy in self._copies.values())
+        return sum(len(copy.blocks) for copy in self._awaited.values())
 
     @property
     def cached_blocks(self) -> int:
         return sum(len(turn.blocks) for turn in self.cached)
 
     def __len__(self) -> int:
-        return len(self.cached) + len(self._copies)
+        return len(self.cached) + len(self._awaited)
 
     # --- turns come ------------------------------------------------------
 
@@ -174,10 +174,10 @@ class UnpinnedTurns:
             raise
         if not is_copied:
             return self._unref(blocks)
-        copy = self._copies.get(request_id)
+        copy = self._awaited.get(request_id)
         if copy is None:
             due_s = self._clock.now_s() + COPY_WAIT_S
-            self._copies[request_id] = _Copy(blocks, due_s)
+            self._awaited[request_id] = _Copy(blocks, due_s)
         else:  # these come before those of the turn that were given up earlier
             copy.blocks = blocks + copy.blocks
         return 0
@@ -186,7 +186,7 @@ class UnpinnedTurns:
 
     def on_releasable(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        if not self._stores.has_unstored(request_id):
+        if not self._stores.awaits_copy(request_id):
             return self.drop(request_id)
         return self._unref(self._pop_copy(request_id))
 
@@ -202,7 +202,7 @@ class UnpinnedTurns:
         """
         for turn in self.cached.of(program):
             # Another branch of the program may have found no more than its beginning.
-            copy = self._copies.get(turn.request_id)
+            copy = self._awaited.get(turn.request_id)
             tail = (copy.blocks if copy else turn.blocks)[-1]
             if tail.ref_cnt > self.refs[tail.block_id]:
                 self.drop(turn.request_id)
@@ -216,7 +216,7 @@ class UnpinnedTurns:
 
         Memory first: what failed may be the tier.
         """
-        turns = [*self._copies, *(turn.request_id for turn in self.cached)]
+        turns = [*self._awaited, *(turn.request_id for turn in self.cached)]
         for request_id in turns:
             self.release(request_id)
         with contextlib.ExitStack() as drops:  # one that raises keeps no other
@@ -229,7 +229,7 @@ class UnpinnedTurns:
     def soon_free(self) -> int:
         """Blocks that a waiting request should wait for."""
         now_s, table = self._clock.now_s(), self._pool.blocks
-        copies = self._copies.values()
+        copies = self._awaited.values()
         awaited = sum(len(copy.blocks) for copy in copies if copy.due_s > now_s)
         copied = sum(
             table[block_id].ref_cnt == count
@@ -259,7 +259,7 @@ class UnpinnedTurns:
     def references(self) -> Counter[int]:
         """From the tables, so that the invariant checker sees what they have lost."""
         counts: Counter[int] = Counter()
-        for copy in self._copies.values():
+        for copy in self._awaited.values():
             counts.update(ids_of(copy.blocks))
         for turn in self.cached:
             counts.update(ids_of(turn.blocks))
@@ -300,7 +300,7 @@ class UnpinnedTurns:
 
     def _drop_copies(self, needed_blocks: int, *, timed_out: bool) -> int:
         now_s, freed = self._clock.now_s(), 0
-        for request_id, copy in list(self._copies.items()):
+        for request_id, copy in list(self._awaited.items()):
             if freed >= needed_blocks:
                 break
             if not timed_out or copy.due_s <= now_s:
@@ -309,7 +309,7 @@ class UnpinnedTurns:
         return freed
 
     def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:
-        """How many of these blocks nothing but unpinned turns references."""
+        """How many of these blocks nothing but kept turns references."""
         return sum(b.ref_cnt == self.refs[b.block_id] for b in blocks)
 
     def _pop(self, request_id: str) -> list[KVCacheBlock]:
@@ -317,7 +317,7 @@ class UnpinnedTurns:
         return self._pop_copy(request_id) + self.cached.pop(request_id)
 
     def _pop_copy(self, request_id: str) -> list[KVCacheBlock]:
-        copy = self._copies.pop(request_id, None)
+        copy = self._awaited.pop(request_id, None)
         return [] if copy is None else copy.blocks
 
     def _unref(self, blocks: list[KVCacheBlock]) -> int:
