@@ -95,7 +95,8 @@ class HeldBack(Enum):
 
 
 class ProgramQueue(RequestQueue):
-    """O(log n) per operation.
+    """O(log n) per operation; the first look after a change passes over what the step
+    has popped.
 
     held_back: until the step ends. Once all are held back `bool(queue)` is False, so
         that vLLM stops; `len` and iteration still show them.

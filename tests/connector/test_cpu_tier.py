@@ -666,6 +666,8 @@ def test_turns_that_end_alike_are_stored_as_one(make_worker):
         down(engine, name, 1)
         empty_gpu(engine)
     assert (len(index._turns), index.used_blocks) == (1, 12)
+    (turn,) = index._turns.values()
+    assert turn.program is None, "the end of one program would drop it for the others"
     index.clear()
     assert index.used_blocks == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sortedcontainers import SortedKeyList
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
@@ -136,6 +137,23 @@ def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
     rig.newcomers.clear()
     rig.queue.rekey("newer")  # its program has started
     assert rig.pop_all() == ["new", "newer"]
+
+
+def test_those_that_cannot_start_keep_their_places_without_being_sorted_anew(
+    monkeypatch,
+):
+    """Thousands may wait for a LoRA adapter: vLLM pops and puts back all in a step."""
+    rig = Rig()
+    for number in range(50):
+        rig.add(f"{number}", number)
+    moved = []
+    for name in ("add", "remove"):
+        monkeypatch.setattr(SortedKeyList, name, lambda *_: moved.append(_))
+    skipped = [rig.queue.pop_request() for _ in range(50)]
+    rig.queue.prepend_requests(reversed(skipped))
+    rig.queue.on_step_end()
+    assert not moved
+    assert [r.request_id for r in rig.queue] == [f"{n}" for n in range(50)]
 
 
 @settings(max_examples=200)

@@ -22,7 +22,7 @@ class EngineLink:
         Args:
             by_request: our own scheduler's queue is in vLLM's order.
         """
-        self._config, self._by_request = scheduler_config, by_request
+        self._by_request = by_request
         self._heeds_priority = scheduler_config.policy == "priority"
         self._queue: ProgramQueue | None = None
         self.asked_order = False  # a scheduler asked for the place of a request

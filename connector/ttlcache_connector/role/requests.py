@@ -108,8 +108,8 @@ class RequestEvents:
     def is_loaded_by_another(self, request: Request, hit_tokens: int) -> bool:
         """Whether a load under way begins with, or has, the first block it lacks.
 
-        vLLM knows the blocks of a load once it has ended. With several cache groups the
-        hit may not become longer by it.
+        Its blocks can be hit once it has ended. With several cache groups that may
+        give no longer hit: then each loads for itself.
         """
         if not self._holder.is_divisible:
             return False

@@ -63,7 +63,7 @@ class Registration:
         self._copier: ChunkCopier | None = None
         self._lock = threading.Lock()  # of what is mapped
         self._number = 0  # of registrations
-        self._was_up = False  # at the end of the last step
+        self._was_up = False  # after the last step
         self._register_at_server = internals.replace_registration(
             adapter, self._register
         )
@@ -76,8 +76,8 @@ class Registration:
     def on_health(self, *, is_up: bool) -> None:
         """Told after each step whether the server answers.
 
-        Of one that does not no memory stays mapped: it would be the host's loss, and
-        may be the room that the server needs to start again.
+        If it does not, its memory is unmapped. A dead server's memory is free only
+        then, and it may need that room to start again.
         """
         if is_up or not self._is_by_worker:
             self._was_up = is_up
