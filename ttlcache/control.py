@@ -84,10 +84,12 @@ def _row(controller: Controller, program: Program, now_s: float) -> dict[str, An
     pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
     live = [pin for pin in pins if pin is not None]
     last = program.open_turns[-1] if program.open_turns else None
+    waiting = controller.num_waiting(program)
     return {
         "program": program.program_id,
         "turns": program.turns_finished,
-        "running": program.live_requests,
+        "running": program.live_requests - waiting,
+        "waiting": waiting,
         "tool": str(last.gap_key) if last else "",
         "gap_s": round(now_s - last.finish_s, 3) if last else None,
         "pins": len(live),

@@ -32,7 +32,7 @@ from ttlcache.programs.fair_queueing import Quantum
 from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
 from ttlcache.programs.prefix_index import PrefixIndex
-from ttlcache.programs.prompt_end import GenerationPrompt
+from ttlcache.programs.prompt_fingerprint import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.decisions import Remaining, Retention
 from ttlcache.retention.open_turns import OpenTurns
@@ -358,6 +358,10 @@ class Controller:
         """Stop retaining for good; requests go on as if we were not there."""
         self.retention.is_enabled = False
         self.memory.release_all()
+
+    def num_waiting(self, program: Program) -> int:
+        """Its requests that have no memory yet."""
+        return self._waiting[id(program)]
 
     def gauges(self) -> dict[str, float]:
         """The present state, by the names of `metrics.GAUGES`."""

@@ -86,7 +86,7 @@ class _Sorted:
         return (entry for entry in self._entries if not entry.is_popped)
 
 
-class HeldBack(Enum):
+class HoldScope(Enum):
     """Which requests do not come out for the rest of a step."""
 
     NONE = auto()
@@ -98,7 +98,7 @@ class ProgramQueue(RequestQueue):
     """O(log n) per operation; the first look after a change passes over what the step
     has popped.
 
-    held_back: until the step ends. Once all are held back `bool(queue)` is False, so
+    hold_scope: until the step ends. Once all are held back `bool(queue)` is False, so
         that vLLM stops; `len` and iteration still show them.
 
     Requests come out by key. Places that went out of date are put right when they
@@ -113,7 +113,7 @@ class ProgramQueue(RequestQueue):
         # By key; apart, those that admission control may hold back.
         self._started = _Sorted(key=lambda e: e.key)
         self._newcomers = _Sorted(key=lambda e: e.key)
-        self.held_back = HeldBack.NONE
+        self.hold_scope = HoldScope.NONE
         # Never before one that clients want served first, by vLLM's own priority.
         self._by_age = _Sorted(key=lambda e: (e.key[0], e.queued_s))
         # Of this step: those that vLLM skips return with their place and age.
@@ -207,15 +207,15 @@ class ProgramQueue(RequestQueue):
 
     def on_step_end(self) -> None:
         """Nothing is held back any more; what was popped and stayed out has started."""
-        self.held_back, self._max_wait_s = HeldBack.NONE, None
+        self.hold_scope, self._max_wait_s = HoldScope.NONE, None
         for entry in self._popped.values():
             self._take_out(entry)
         self._popped.clear()
 
     def __bool__(self) -> bool:
-        if self.held_back is HeldBack.NONE:
+        if self.hold_scope is HoldScope.NONE:
             return bool(self._entries)
-        if self.held_back is HeldBack.ALL:
+        if self.hold_scope is HoldScope.ALL:
             return False
         return self._started.first() is not None
 
@@ -257,7 +257,7 @@ class ProgramQueue(RequestQueue):
             return started
         if started is None:
             return newcomer
-        passes = self.held_back is HeldBack.NEWCOMERS or started.key < newcomer.key
+        passes = self.hold_scope is HoldScope.NEWCOMERS or started.key < newcomer.key
         return started if passes else newcomer
 
     def _read_place(self, entry: _Entry) -> None:

@@ -125,7 +125,7 @@ def pinned(engine: Engine) -> int:
 
 def copying(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.role.parts.above_tier.kept.awaiting_copy_blocks
+    return engine.role.parts.above_tier.unpinned.awaiting_copy_blocks
 
 
 def free(engine: Engine) -> int:

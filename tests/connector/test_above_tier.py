@@ -14,7 +14,7 @@ from ttlcache.programs.model import Program, Turn
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import GapKey, PinOutcome, ReleaseMode
 from ttlcache_connector.blocks.above_tier import PinsAboveTier
-from ttlcache_connector.blocks.kept_turns import COPY_WAIT_S, KeptTurns
+from ttlcache_connector.blocks.unpinned_turns import COPY_WAIT_S, UnpinnedTurns
 
 KEEP_CACHED = ReleaseMode.KEEP_CACHED
 COPY_FIRST = ReleaseMode.COPY_FIRST
@@ -55,7 +55,7 @@ class Rig:
         self.pool, self.tier, self.clock = Pool(), FakeTier(), VirtualClock()
         self.pins = PinTable()
         self.counted = Counter()
-        self.kept = KeptTurns(
+        self.unpinned = UnpinnedTurns(
             self.pool,
             self.tier,
             self.clock,
@@ -66,7 +66,7 @@ class Rig:
             self.pool,
             [16],
             lambda: (0, 0),
-            self.kept,
+            self.unpinned,
             self.tier,
             self.tier.report_turn,
         )
@@ -105,12 +105,12 @@ class Rig:
         """The copy begins, and the tier has references of its own."""
         self.tier.copy(request_id)
         for releasable in self.tier.take_events().releasable:
-            self.kept.on_releasable(releasable)
+            self.unpinned.on_releasable(releasable)
 
     @property
     def held(self):
         """Blocks that are cached, and that wait for their copy."""
-        return self.kept.cached_blocks, self.kept.awaiting_copy_blocks
+        return self.unpinned.lingering_blocks, self.unpinned.awaiting_copy_blocks
 
     @property
     def free(self):
@@ -140,13 +140,13 @@ def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
 def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     rig.expire_several(3, 10)
     assert rig.free == 10
-    assert rig.kept.free(11, at_once=False) == 0, "a copy takes moments"
-    assert rig.kept.free(11, at_once=True) == 20
+    assert rig.unpinned.free(11, at_once=False) == 0, "a copy takes moments"
+    assert rig.unpinned.free(11, at_once=True) == 20
     assert rig.counted["demotions", "dropped"] == 2
-    assert (rig.free, rig.kept.awaiting_copy_blocks) == (30, 10)
+    assert (rig.free, rig.unpinned.awaiting_copy_blocks) == (30, 10)
     rig.clock.advance(COPY_WAIT_S)
-    assert rig.kept.soon_free() == 0, "nobody waits for that copy any longer"
-    assert rig.kept.free(1, at_once=False) == 10
+    assert rig.unpinned.soon_free() == 0, "nobody waits for that copy any longer"
+    assert rig.unpinned.free(1, at_once=False) == 10
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -157,27 +157,27 @@ def test_what_is_taken_at_once_may_still_be_copied(cached, urgent):
     else:
         cached.expire()
         assert cached.tier.of("demote") == []
-        assert cached.kept.free(1, at_once=True) == 20
+        assert cached.unpinned.free(1, at_once=True) == 20
     assert cached.tier.of("demote") == ["a"]
     assert cached.free == BLOCKS
 
 
 def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
     rig.expire()
-    assert rig.kept.soon_free() == 20
+    assert rig.unpinned.soon_free() == 20
     rig.pool.touch(rig.blocks(1, 20))  # by the tier
     rig.tier.references = lambda: dict.fromkeys(range(1, 21), 1)
     rig.copy()
     assert rig.free == BLOCKS - 20
-    assert rig.kept.soon_free() == 20
+    assert rig.unpinned.soon_free() == 20
     rig.pool.touch(rig.blocks(1, 4))  # by a request
-    assert rig.kept.soon_free() == 16
+    assert rig.unpinned.soon_free() == 16
 
 
 def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
     cached.expire("a", 1, 10)
     cached.expire("a", 11, 10)
-    assert cached.kept.cached_blocks == 10
+    assert cached.unpinned.lingering_blocks == 10
     assert cached.free == BLOCKS - 10
     assert cached.holder.pressure().free_blocks == BLOCKS
 
@@ -230,6 +230,6 @@ def test_who_found_a_beginning_leaves_the_tail_its_copy(cached, found, held, dro
     cached.end(pin)
     assert cached.held == (14, 6)
     cached.pool.touch(cached.blocks(1, found))
-    cached.kept.on_program_resumed(pin.program)
+    cached.unpinned.on_program_resumed(pin.program)
     assert cached.held == held
     assert cached.tier.of("drop") == dropped

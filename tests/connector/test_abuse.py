@@ -96,7 +96,7 @@ def test_requests_with_the_same_blocks_are_few_pins(make_engine, clock, tier):
     assert 1 <= len(parts.controller.pins) <= 10
     if tier:
         assert parts.above_tier is not None
-        assert not parts.above_tier.kept
+        assert not parts.above_tier.unpinned
 
 
 def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, clock):

@@ -30,7 +30,7 @@ from tests.e2e.tier_bytes.worker import (
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
-from ttlcache_connector.blocks import kept_turns
+from ttlcache_connector.blocks import unpinned_turns
 from ttlcache_connector.tiers.cpu import budget, demotions, worker
 from ttlcache_connector.tiers.cpu import tier as cpu_tier
 from ttlcache_connector.tiers.cpu.messages import CopyReport
@@ -649,7 +649,7 @@ def test_every_process_of_a_server_is_told_what_auto_is(monkeypatch, meant, tier
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])
 def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
     """Expiry, claims, victims, preemptions, aborts, a full tier: no wrong byte."""
-    monkeypatch.setattr(kept_turns, "COPY_WAIT_S", 0.05)
+    monkeypatch.setattr(unpinned_turns, "COPY_WAIT_S", 0.05)
     engine = make_worker(
         num_blocks=40, cpu_blocks=50, demote=mode, max_pinned_fraction=0.5
     )

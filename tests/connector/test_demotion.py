@@ -141,7 +141,7 @@ def test_a_copy_that_cannot_be_ended_keeps_no_other_waiting(make, tier, monkeypa
     for name, start in (("a", 0), ("b", 1000)):
         engine.turn(name, range(start, start + 100), hints={"program_id": name})
     assert copying(engine) == 12
-    expired = engine.role.parts.above_tier.kept
+    expired = engine.role.parts.above_tier.unpinned
     releasable = expired.on_releasable
     monkeypatch.setattr(
         expired,

@@ -139,7 +139,14 @@ def test_a_foreign_answer_is_said_to_be_one(answers, text, command):
 
 
 def test_our_own_answer_is_read(answers):
-    row = {"program": "p", "turns": 1, "running": 0, "tool": "", "gap_s": None}
+    row = {
+        "program": "p",
+        "turns": 1,
+        "running": 0,
+        "waiting": 0,
+        "tool": "",
+        "gap_s": None,
+    }
     row |= {"pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
     engines = [{"programs": [row]}, {"gauges": {"x": 1}}]
     answers(json.dumps({"engines": engines}))

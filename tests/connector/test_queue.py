@@ -8,7 +8,7 @@ from sortedcontainers import SortedKeyList
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from ttlcache_connector.queue import HeldBack, ProgramQueue
+from ttlcache_connector.queue import HoldScope, ProgramQueue
 
 
 def request(name: str) -> Request:
@@ -126,7 +126,7 @@ def test_newcomers_that_are_held_let_others_pass_until_the_next_step():
         rig.add(name, key)
     assert [r.request_id for r in rig.queue] == ["new", "a", "newer", "b"]
     skipped = rig.queue.pop_request()
-    rig.queue.held_back = HeldBack.NEWCOMERS
+    rig.queue.hold_scope = HoldScope.NEWCOMERS
     for name in ("a", "b"):
         assert rig.queue
         assert rig.queue.pop_request().request_id == name

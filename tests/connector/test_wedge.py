@@ -150,7 +150,7 @@ def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):
 
 
 def test_the_search_finds_loads_that_vllm_keeps_too_little_for(monkeypatch):
-    monkeypatch.setattr(AllocationGuard, "underreserved_blocks", lambda _self: 0)
+    monkeypatch.setattr(AllocationGuard, "window_reserve_gap_blocks", lambda _self: 0)
     assert "wedge" in failures((1980, 2360))
 
 

@@ -4,7 +4,7 @@ from tests.core.stories import make_program
 from tests.fake_engine import chain_hashes
 from ttlcache.programs.continuation import Relation, relate
 from ttlcache.programs.model import Turn
-from ttlcache.programs.prompt_end import GenerationPrompt, PromptEnd
+from ttlcache.programs.prompt_fingerprint import GenerationPrompt, PromptFingerprint
 from ttlcache.types import Arrival, GapKey, Hints
 
 BLOCK = 2
@@ -21,7 +21,7 @@ def make_turn(tokens, *, gap_id=1, tool="search", pinned=True, prompt_tokens=0):
         context_tokens=len(tokens),
         num_hashes=len(hashes),
         last_hash=hashes[-1] if hashes else b"",
-        prompt_end=PromptEnd.of(
+        prompt_fingerprint=PromptFingerprint.of(
             hashes,
             slice_of(tokens),
             prompt_tokens - TEMPLATE,
@@ -130,7 +130,7 @@ def test_the_longest_prompt_wins_and_none_beside_another_request():
 
 
 def test_a_prompt_below_a_block_is_extended_by_none():
-    assert PromptEnd.of([], slice_of([1]), 1, BLOCK) is None
+    assert PromptFingerprint.of([], slice_of([1]), 1, BLOCK) is None
     turn = make_turn([1, 2, 3, 4, 5, 6], prompt_tokens=3)
     assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is SUPERSEDES
 

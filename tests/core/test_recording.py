@@ -175,7 +175,7 @@ def test_a_recording_reads_well_on_80_columns(folder):
 def test_the_live_programs_read_well_on_80_columns():
     ids = ["anonymous-3f9a12-128", "anonymous-3f9a12-129"]
     ids += [f"57a121ec-f78c-4ad2-8a31-{'0' * 11}{end}" for end in "12"]
-    numbers = {"turns": 128, "running": 16, "gap_s": 1234.5, "pins": 16}
+    numbers = {"turns": 128, "running": 16, "waiting": 16, "gap_s": 1234.5, "pins": 16}
     numbers |= {"pinned_blocks": 123456, "ttl_left_s": 299.9, "tool": "bash pytest"}
     gauges = {"programs_active": 4, "pool_blocks": 200_000}
     totals = {f"pins:{name}": 12345 for name in PinOutcome}
@@ -230,7 +230,7 @@ def test_a_tool_s_name_is_no_formula(tmp_path):
 
 
 def test_a_live_server_s_ids_and_tools_rule_no_terminal():
-    row = {"program": HOSTILE, "tool": HOSTILE, "turns": 1, "running": 0}
+    row = {"program": HOSTILE, "tool": HOSTILE, "turns": 1, "running": 0, "waiting": 0}
     row |= {"gap_s": None, "pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
     console = Console(width=200)
     with console.capture() as shown:

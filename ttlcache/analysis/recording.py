@@ -71,7 +71,7 @@ class TurnLog:
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
         and the prefill that this spared.
     memory_wait_s: for so long before it got its memory that was refused to it.
-    held_back: by admission, so that running programs may grow.
+    held_back: last refused by admission alone, so that running programs may grow.
     """
 
     turn: int

@@ -136,7 +136,7 @@ def _table(programs: list[dict[str, Any]]) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("program", overflow="fold")
     grid.add_column("tool", no_wrap=True, overflow="ellipsis", max_width=14)
-    for name in ("turns", "running", "gap", "pins", "blocks", "TTL left"):
+    for name in ("turns", "runs", "waits", "gap", "pins", "blocks", "TTL left"):
         grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for row in programs:
         grid.add_row(
@@ -144,6 +144,7 @@ def _table(programs: list[dict[str, Any]]) -> Table:
             plain(row["tool"]),
             str(row["turns"]),
             str(row["running"] or ""),
+            str(row["waiting"] or ""),
             seconds(row["gap_s"]),
             str(row["pins"] or ""),
             str(row["pinned_blocks"] or ""),

@@ -68,11 +68,11 @@ def _without_output(
     if program.live_requests:
         return None
     found = [
-        (turn.prompt_end.num_hashes, turn.gap_id, turn)
+        (turn.prompt_fingerprint.num_hashes, turn.gap_id, turn)
         for turn in program.open_turns
-        if turn.prompt_end is not None
+        if turn.prompt_fingerprint is not None
         and not is_subagent(turn.gap_key)
-        and turn.prompt_end.is_extended_by(arrival, block_tokens)
+        and turn.prompt_fingerprint.is_extended_by(arrival, block_tokens)
     ]
     if not found:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.fair_queueing import Place
-from ttlcache.programs.prompt_end import PromptEnd
+from ttlcache.programs.prompt_fingerprint import PromptFingerprint
 from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Turn:
 
     num_hashes, last_hash: the prefix-cache hash of its last full block; hashes
         are chained, so equal hashes at one index mean equal tokens up to there.
-    prompt_end: where its prompt ended; None of one below a block.
+    prompt_fingerprint: where its prompt ended; None of one below a block.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
     facts: what the policy was told, kept only while the turn is pinned.
@@ -52,7 +52,7 @@ class Turn:
     context_tokens: int
     num_hashes: int = 0
     last_hash: bytes = b""
-    prompt_end: PromptEnd | None = None
+    prompt_fingerprint: PromptFingerprint | None = None
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
     facts: TurnFacts | None = None
@@ -241,7 +241,7 @@ class RequestRecord:
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
     lacks_memory_since_s: float | None = None  # when memory was first refused to it
-    held_back: bool = False  # by admission, for the growth of others
+    held_back: bool = False  # it would fit: last refused for the growth of others
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
     asked_tier: bool = False  # for what GPU memory has not

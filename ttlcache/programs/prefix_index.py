@@ -4,7 +4,7 @@ A turn is remembered under the hash of its last full block, together with a
 digest of the tokens behind it. A prompt continues the turn when it holds that
 block at that place, the same tokens behind it, and more: two programs that
 merely share a system prompt differ there. Its prompt is remembered as well, without the
-template's last tokens (`prompt_end`).
+template's last tokens (`prompt_fingerprint`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
-from ttlcache.programs.prompt_end import LENGTH_MASK, MOST_END_TOKENS, tail_digest
+from ttlcache.programs.prompt_fingerprint import (
+    LENGTH_MASK,
+    MOST_END_TOKENS,
+    tail_digest,
+)
 from ttlcache.types import TokenSlice
 
 #: The live program of a number, None for one that ended.

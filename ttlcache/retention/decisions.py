@@ -127,7 +127,7 @@ class Retention:
         Returns:
             Blocks that became free.
         """
-        uncontended = self.pins.pop_uncontended(REPRICED_AT_ONCE)
+        uncontended = self.pins.pop_unpriced(REPRICED_AT_ONCE)
         if not uncontended:
             return 0
         ended, view = [], self._view(now_s)
@@ -307,7 +307,9 @@ class Retention:
         keep = reusable_blocks(program, turn, kv_blocks)
         missing = self._missing(finish, keep)
         if missing > 0:
-            self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
+            self.reclaimer.make_room_for_pin(
+                program, rank, missing, some_help=finish.divisible
+            )
             # Counted anew: those pins may have referenced blocks of this very turn.
             keep -= max(0, self._missing(finish, keep))
         if keep < kv_blocks and not finish.divisible:
@@ -316,7 +318,7 @@ class Retention:
             return None
         too_many = self.pins.kv_blocks + keep - self._max_references()
         if too_many > 0:
-            self.reclaimer.unpin_for(program, rank, too_many, some_help=False)
+            self.reclaimer.make_room_for_pin(program, rank, too_many, some_help=False)
             if self.pins.kv_blocks + keep > self._max_references():
                 return None
         return self.pins.add(
@@ -372,8 +374,10 @@ def reusable_blocks(program: Program, turn: Turn, kv_blocks: int) -> int:
     share = program.reuse_share
     if share < PARTIAL_REUSE_BELOW:
         return math.ceil(share * kv_blocks)
-    if program.drops_outputs and turn.prompt_end is not None:
-        return math.ceil(kv_blocks * turn.prompt_end.num_hashes / turn.num_hashes)
+    if program.drops_outputs and turn.prompt_fingerprint is not None:
+        return math.ceil(
+            kv_blocks * turn.prompt_fingerprint.num_hashes / turn.num_hashes
+        )
     return kv_blocks
 
 

@@ -24,7 +24,7 @@ from ttlcache.programs.model import (
     RequestRecord,
     Turn,
 )
-from ttlcache.programs.prompt_end import PromptEnd
+from ttlcache.programs.prompt_fingerprint import PromptFingerprint
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.base import combine
@@ -255,7 +255,7 @@ def _finished_turn(
         context_tokens,
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
-        prompt_end=PromptEnd.of(
+        prompt_fingerprint=PromptFingerprint.of(
             finish.hashes, finish.tokens, record.stable_tokens, block_tokens
         ),
         place=record.place,

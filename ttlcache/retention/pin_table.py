@@ -164,7 +164,7 @@ class PinTable:
             self._push(pin)
         return due
 
-    def pop_uncontended(self, most: int) -> list[Pin]:
+    def pop_unpriced(self, most: int) -> list[Pin]:
         """The oldest uncontended pins, which are so no more.
 
         Those whose next turn waits are left out: their deadline does not count.

@@ -90,29 +90,29 @@ class Reclaimer:
         def useful(pin: Pin) -> bool:
             return pin.pin_id != own_pin_id and self.holder.is_freeable(pin.pin_id)
 
-        def greedy(pin: Pin) -> bool:
+        def over_share(pin: Pin) -> bool:
             over = self.pins.is_over_share(pin.program.tenant, cap, tenant)
             return over and useful(pin)
 
         if urgency is Urgency.STALLED and patient:
-            spared = self._spared(own_pin_id)
-            if spared:
+            awaited = self._pins_to_await(own_pin_id)
+            if awaited:
                 freed = self._if_it_helps(
                     needed_blocks,
                     lambda pin: useful(pin) and not self._waits_for(pin),
                     mode,
                 )
                 if not freed:
-                    self._note_stall(spared)
+                    self._note_stall(awaited)
                 return freed
-        freed = self._take(needed_blocks, greedy, mode)
+        freed = self._take(needed_blocks, over_share, mode)
         if freed < needed_blocks:
             freed += self._take(needed_blocks - freed, useful, mode)
         if freed < needed_blocks and urgency is Urgency.STALLED:
             freed += self._take(needed_blocks - freed, lambda _: True, mode)
         return freed
 
-    def unpin_for(
+    def make_room_for_pin(
         self, program: Program, rank: Rank, blocks: int, *, some_help: bool
     ) -> None:
         """Un-reference about `blocks` blocks of others' pins for one of `program`.
@@ -274,13 +274,13 @@ class Reclaimer:
         # A clock that went back must not prolong it.
         return pin.created_s <= now_s < min(pin.stall_until_s, pin.policy_deadline_s)
 
-    def _spared(self, own_pin_id: int | None) -> list[Pin]:
+    def _pins_to_await(self, own_pin_id: int | None) -> list[Pin]:
         return [p for p in self.pins if p.pin_id != own_pin_id and self._waits_for(p)]
 
-    def _note_stall(self, spared: list[Pin]) -> None:
+    def _note_stall(self, awaited: list[Pin]) -> None:
         """The engine waits: that counts as service of the programs it waits for."""
         now_s = self.clock.now_s()
-        for pin in spared:
+        for pin in awaited:
             if pin.stalled_from_s is None:
                 pin.stalled_from_s = now_s
             pin.stalled_until_s = now_s

@@ -92,7 +92,10 @@ class MemoryArbiter:
     def on_lack_of_memory(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""
         record = self.requests.get(request_id)
-        if record is not None and record.lacks_memory_since_s is None:
+        if record is None:
+            return
+        record.held_back = False
+        if record.lacks_memory_since_s is None:
             record.lacks_memory_since_s = self.clock.now_s()
 
     def free_for_newcomer(self, request_id: str, needed_pool_blocks: float) -> int:
@@ -104,7 +107,8 @@ class MemoryArbiter:
         record = self.requests.get(request_id)
         if record is None:
             return 0
-        record.held_back = True
+        free_blocks = self.holder.pressure().free_blocks
+        record.held_back = needed_pool_blocks <= free_blocks
         freed = self.redecide_under_pressure()
         missing = self._missing_blocks(record, needed_pool_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, missing)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ttlcache.programs.model import Program
 from ttlcache.retention.decisions import MAX_ALIKE
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.kept_turns import KeptTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.tiers.base import TierDemotions, TurnEnd, program_name
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PinsAboveTier(PinnedBlocks):
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
-        kept: KeptTurns,
+        unpinned: UnpinnedTurns,
         stores: TierDemotions,
         report_turn: Callable[[TurnEnd], None],
         states: RecurrentStates | None = None,
@@ -52,23 +52,23 @@ class PinsAboveTier(PinnedBlocks):
         Args:
             report_turn: the tier's, guarded: called where a pin's program has ended.
         """
-        super().__init__(pool, group_block_tokens, queue_counts, kept.refs, states)
-        self.kept = kept
+        super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs, states)
+        self.unpinned = unpinned
         self._stores = stores
         self._report_turn = report_turn
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
         """The pin holds what this request computed."""
-        self.kept.release(request_id)  # an id that is used again
+        self.unpinned.release(request_id)  # an id that is used again
         blocks = len(self.blocks_by_pin[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
-    def on_unpinned(
+    def on_finished_unpinned(
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
-        self.kept.release(request_id)  # an id that is used again
+        self.unpinned.release(request_id)  # an id that is used again
         # With several cache groups one that goes on holds not all of its windows.
         ends = blocks[-1:] if self.is_divisible else blocks
         if all(self._count_turns(block) >= MAX_ALIKE for block in ends):
@@ -78,11 +78,11 @@ class PinsAboveTier(PinnedBlocks):
         else:
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
-            self.kept.keep(request_id, program, list(blocks), users=1)
+            self.unpinned.keep(request_id, program, list(blocks), users=1)
 
     def _count_turns(self, block: KVCacheBlock) -> int:
         """How many turns hold the block, pinned or not."""
-        return self._refs[block.block_id] + self.kept.refs[block.block_id]
+        return self._refs[block.block_id] + self.unpinned.refs[block.block_id]
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)
@@ -91,7 +91,7 @@ class PinsAboveTier(PinnedBlocks):
         if outcome is PinOutcome.ENDED:
             self._report_turn(TurnEnd(turn.request_id, program_name(turn.program)))
         if outcome not in _COMES_BACK:
-            freed = self.kept.drop(turn.request_id)
+            freed = self.unpinned.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)
         if not self._stores.awaits_copy(turn.request_id):
             return super().release(pin_id, outcome, mode)
@@ -103,8 +103,8 @@ class PinsAboveTier(PinnedBlocks):
             return freed
         blocks = self.hand_over(pin_id)
         if mode is ReleaseMode.COPY_FIRST:
-            return self.kept.copy(turn.request_id, blocks)
-        return self.kept.keep(turn.request_id, turn.program, blocks)
+            return self.unpinned.copy(turn.request_id, blocks)
+        return self.unpinned.keep(turn.request_id, turn.program, blocks)
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop references from the tail.
@@ -123,25 +123,25 @@ class PinsAboveTier(PinnedBlocks):
         ):
             return super().shrink(pin_id, drop_blocks, mode)
         tail = self.hand_over(pin_id, keep)
-        soon_free = self.kept.copy(turn.request_id, tail)
+        soon_free = self.unpinned.copy(turn.request_id, tail)
         return Shrunk(soon_free, keep, keep * self._group_block_tokens[0])
 
     def pressure(self) -> Pressure:
         """Cached turns count as free."""
         pressure = super().pressure()
-        free = pressure.free_blocks + self.kept.cached.free_blocks
+        free = pressure.free_blocks + self.unpinned.lingering.free_blocks
         most = pressure.pool_blocks - pressure.pinned_blocks
         return pressure._replace(free_blocks=min(free, most))
 
     def references(self) -> dict[int, int]:
         """All of ours per block id, for the invariant checker."""
         counts = Counter(super().references())  # this is the fast way round
-        counts.update(self.kept.references())
+        counts.update(self.unpinned.references())
         return counts
 
     def drop_all(self) -> int:
         self._turn_of.clear()
         before = self.pool.get_num_free_blocks()
         super().drop_all()
-        self.kept.drop_all()
+        self.unpinned.drop_all()
         return int(self.pool.get_num_free_blocks() - before)

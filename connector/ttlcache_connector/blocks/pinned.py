@@ -59,14 +59,14 @@ class PinnedBlocks:
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        kept_refs: Mapping[int, int] | None = None,
+        unpinned_refs: Mapping[int, int] | None = None,
         states: RecurrentStates | None = None,
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
-            kept_refs: references of `KeptTurns`, by block id, as they change.
+            unpinned_refs: references of `UnpinnedTurns`, by block id, as they change.
             states: of a model with recurrent layers.
         """
         self.states = states
@@ -80,7 +80,7 @@ class PinnedBlocks:
         self._queue_counts = queue_counts
         self._refs: Counter[int] = Counter()
         self._ends: Counter[int] = Counter()  # pins by their last block
-        self._kept_refs = {} if kept_refs is None else kept_refs
+        self._unpinned_refs = {} if unpinned_refs is None else unpinned_refs
 
     def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
         """Only blocks with a hash can be hit again; partial ones are left out."""
@@ -136,7 +136,7 @@ class PinnedBlocks:
         pins = self._refs[last_id]
         if self._ends[last_id] < pins:
             return False  # a longer pin goes first
-        return bool(ref_cnt == pins + self._kept_refs.get(last_id, 0))
+        return bool(ref_cnt == pins + self._unpinned_refs.get(last_id, 0))
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         seen: Counter[int] = Counter()
@@ -145,7 +145,7 @@ class PinnedBlocks:
             for block in reversed(self.blocks_by_pin.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
-                if block.ref_cnt > ours + self._kept_refs.get(block_id, 0):
+                if block.ref_cnt > ours + self._unpinned_refs.get(block_id, 0):
                     if self.is_divisible:
                         break  # who uses it uses all that stand before it
                     continue

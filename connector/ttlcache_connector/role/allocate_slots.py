@@ -101,14 +101,14 @@ class AllocationGuard:
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
         if kwargs.get("delay_cache_blocks") and "reserved_blocks" in kwargs:
-            kwargs["reserved_blocks"] += self.underreserved_blocks()
+            kwargs["reserved_blocks"] += self.window_reserve_gap_blocks()
         blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
         if blocks is not None:
             return blocks
         urgency, needed = self.urgency(request, kwargs), 0
         while True:
             missing = self.missing_blocks(request, num_new_tokens, kwargs)
-            if self._pins_would_not_help(missing, urgency):
+            if self._failed_not_for_memory(missing, urgency):
                 return None
             needed = max(2 * needed, missing, 1)
             if not self._callbacks.eviction(needed, request, urgency):
@@ -170,7 +170,7 @@ class AllocationGuard:
         return Urgency.WAITING
 
     @guarded(fallback=0)
-    def underreserved_blocks(self) -> int:
+    def window_reserve_gap_blocks(self) -> int:
         """Blocks that vLLM fails to keep free for prefills under way.
 
         It subtracts a request's whole block table from the most blocks that a window
@@ -188,7 +188,7 @@ class AllocationGuard:
                 missing += max(0, min(ahead, spare + nulls)) - max(0, min(ahead, spare))
         return missing
 
-    def _pins_would_not_help(self, missing: int, urgency: Urgency) -> bool:
+    def _failed_not_for_memory(self, missing: int, urgency: Urgency) -> bool:
         """Whether the call failed for another reason than memory.
 
         vLLM refuses what hits a recurrent state that is computed only in this step:

@@ -12,9 +12,9 @@ from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.above_tier import PinsAboveTier
-from ttlcache_connector.blocks.kept_turns import KeptTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
 from ttlcache_connector.blocks.recurrent_states import RecurrentStates
+from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
@@ -105,7 +105,7 @@ class SchedulerRoleBuilder:
         if lower.is_configured:
             lower.tier.bind(manager)
             stores = lower.tier.demotions
-            kept = KeptTurns(
+            unpinned = UnpinnedTurns(
                 pool,
                 stores,
                 self._clock,
@@ -116,7 +116,7 @@ class SchedulerRoleBuilder:
                 pool,
                 sizes,
                 engine.queue_counts,
-                kept,
+                unpinned,
                 stores,
                 lower.report_turn,
                 states,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    from ttlcache_connector.queue import HeldBack, ProgramQueue
+    from ttlcache_connector.queue import HoldScope, ProgramQueue
 
 
 class EngineLink:
@@ -63,10 +63,10 @@ class EngineLink:
         if self._queue is not None:
             self._queue.rekey(request_id)
 
-    def hold_back(self, held: HeldBack) -> None:
+    def hold_back(self, scope: HoldScope) -> None:
         """These requests do not start in this step."""
         if self._queue is not None:
-            self._queue.held_back = held
+            self._queue.hold_scope = scope
 
     def forget(self, request_id: str) -> None:
         """The request waits no more."""

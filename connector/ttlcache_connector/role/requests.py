@@ -166,7 +166,7 @@ class RequestEvents:
         record = self._controller.requests.get(request_id)
         self._controller.on_allocated(request_id, hit_tokens, loads=loads)
         if self._above_tier is not None and record is not None:
-            self._above_tier.kept.on_program_resumed(record.program)
+            self._above_tier.unpinned.on_program_resumed(record.program)
 
     @guarded()
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -214,12 +214,12 @@ class RequestEvents:
             holder.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
         # The tier must know the blocks before any is demoted or dropped.
         lower.call(lower.tier.demotions.on_finished, None, request, kept_ids)
-        self._keep_or_demote(request, record, candidate.blocks, finished)
+        self._hand_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._above_tier is not None:
             lower.report_turn(turn_end(request.request_id, record, finished.decision))
         self._watch_slow_turns(stopwatch_s() - started_s)
 
-    def _keep_or_demote(
+    def _hand_to_tier(
         self,
         request: Request,
         record: RequestRecord | None,
@@ -235,7 +235,7 @@ class RequestEvents:
         elif finished.order is not None:
             above_tier.on_pinned(finished.order.pin_id, request_id, record.program)
         elif finished.decision is not None:
-            above_tier.on_unpinned(request_id, record.program, blocks)
+            above_tier.on_finished_unpinned(request_id, record.program, blocks)
         else:
             self._lower.tier.demotions.drop(request_id)
 

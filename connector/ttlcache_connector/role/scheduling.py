@@ -10,12 +10,12 @@ from vllm.v1.request import RequestStatus
 from ttlcache.types import Admission, ReleaseMode, Urgency
 from ttlcache_connector.blocks.pinned import usable_blocks
 from ttlcache_connector.faults import guarded
-from ttlcache_connector.queue import HeldBack
+from ttlcache_connector.queue import HoldScope
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.blocks.kept_turns import KeptTurns
+    from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
     from ttlcache_connector.role.allocate_slots import Group, MemoryCallbacks
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.teardown import Teardown
@@ -130,7 +130,7 @@ class SchedulingCallbacks:
             return False
         fits = needed <= self._holder.pool.get_num_free_blocks()
         others_pass = fits and self._controller.memory.may_be_passed(request.request_id)
-        engine.hold_back(HeldBack.NEWCOMERS if others_pass else HeldBack.ALL)
+        engine.hold_back(HoldScope.NEWCOMERS if others_pass else HoldScope.ALL)
         return True
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
@@ -154,7 +154,9 @@ class SchedulingCallbacks:
             freed = memory.redecide_under_pressure()
         above_tier, lack = self._above_tier, needed_blocks - freed
         if above_tier is not None and self._parts.lower.is_up():
-            return freed + self._evict_to_tier(above_tier.kept, lack, request, urgency)
+            return freed + self._evict_to_tier(
+                above_tier.unpinned, lack, request, urgency
+            )
         return freed + self._evict_now(lack, request, urgency)
 
     def _evict_for_running(self, needed_blocks: int, request: Request) -> int:
@@ -169,19 +171,19 @@ class SchedulingCallbacks:
         """Wait for no copy: a running request cannot, nor for a tier that is down."""
         freed = 0
         if self._above_tier is not None:
-            freed = self._above_tier.kept.free(needed_blocks, at_once=True)
+            freed = self._above_tier.unpinned.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         if (
             freed < needed_blocks and self._above_tier is not None
         ):  # pins held some, too
             lack = needed_blocks - freed
-            freed += self._above_tier.kept.free(lack, at_once=True)
+            freed += self._above_tier.unpinned.free(lack, at_once=True)
         return freed
 
     def _evict_to_tier(
         self,
-        kept: KeptTurns,
+        unpinned: UnpinnedTurns,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
@@ -189,13 +191,13 @@ class SchedulingCallbacks:
         """A request in the queue can wait for a copy; a prefill takes far longer."""
         pool = self._holder.pool
         before = pool.get_num_free_blocks()
-        kept.free(needed_blocks, at_once=False)
+        unpinned.free(needed_blocks, at_once=False)
         freed = pool.get_num_free_blocks() - before
-        lack = needed_blocks - freed - kept.soon_free()
+        lack = needed_blocks - freed - unpinned.soon_free()
         if lack > 0:
             self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
-        return freed if freed >= needed_blocks or not kept.soon_free() else 0
+        return freed if freed >= needed_blocks or not unpinned.soon_free() else 0
 
     def _reclaim(
         self,

@@ -131,15 +131,15 @@ class EngineStatus:
 
     def _gauges(self) -> dict[str, float]:
         pressure, above_tier = self._holder.pressure(), self._parts.above_tier
-        kept = above_tier.kept if above_tier else None
+        unpinned = above_tier.unpinned if above_tier else None
         lower = self._parts.lower
         fill = lower.call(lower.tier.fill, Fill())
         return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "demoting_blocks": 0 if kept is None else kept.awaiting_copy_blocks,
-            "lingering_blocks": 0 if kept is None else kept.cached_blocks,
+            "demoting_blocks": 0 if unpinned is None else unpinned.awaiting_copy_blocks,
+            "lingering_blocks": 0 if unpinned is None else unpinned.lingering_blocks,
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._holder
             ),

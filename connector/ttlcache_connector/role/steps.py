@@ -117,7 +117,7 @@ class StepEvents:
         events = lower.call(lower.tier.take_events, TierEvents())
         with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
             for request_id in events.releasable:
-                last.callback(above_tier.kept.on_releasable, request_id)
+                last.callback(above_tier.unpinned.on_releasable, request_id)
             for load in events.loaded:
                 self._controller.tier_knowledge.on_load_finished(
                     load.request_id, load.tokens, load.seconds

@@ -45,7 +45,7 @@ class Teardown:
         """Every pin that the controller knows."""
         self._controller.memory.release_all()
         if self._above_tier is not None:
-            self._above_tier.kept.drop_all()
+            self._above_tier.unpinned.drop_all()
 
     @guarded(fallback=0)
     def drop_rest(self) -> int:
@@ -69,8 +69,9 @@ class Teardown:
         """Retention is off, but turning off has failed half-way: once more."""
         if self._controller.retention_enabled:
             return
-        kept = self._above_tier is not None and self._above_tier.kept
-        if self._controller.pins or self._holder.blocks_by_pin or kept:
+        above_tier = self._above_tier
+        unpinned = above_tier is not None and above_tier.unpinned
+        if self._controller.pins or self._holder.blocks_by_pin or unpinned:
             turn_off(self._controller, self._holder)
 
     def reset(self) -> bool:

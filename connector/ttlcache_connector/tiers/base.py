@@ -55,7 +55,7 @@ class Match:
 
     tokens: beyond the local hit, that can be loaded, for which the request waits; None:
         not known yet, ask again in the next step.
-    is_answered: the tier has looked, and found something or nothing.
+    is_answered: what the tier has of it, maybe nothing, is known.
     """
 
     tokens: int | None = 0
@@ -164,7 +164,7 @@ class TierDemotions:
         """
 
     def drop_copies(self, needed_blocks: int | None = None) -> int:
-        """Copies under way are of no use any more.
+        """Give up copies under way: nobody wants them, or their memory is needed.
 
         Blocks that they only read are not held from now on, if the tier can help it.
 

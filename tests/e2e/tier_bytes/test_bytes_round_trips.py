@@ -23,7 +23,7 @@ from tests.e2e.tier_bytes.worker import (
 )
 from tests.waiting import becomes
 from ttlcache.errors import ConfigError
-from ttlcache_connector.blocks import kept_turns
+from ttlcache_connector.blocks import unpinned_turns
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
@@ -133,7 +133,7 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
 )
 def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, server):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
-    monkeypatch.setattr(kept_turns, "COPY_WAIT_S", 0.05)
+    monkeypatch.setattr(unpinned_turns, "COPY_WAIT_S", 0.05)
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,

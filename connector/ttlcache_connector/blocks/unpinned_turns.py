@@ -28,7 +28,7 @@ COPY_WAIT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class CachedTurn:
+class LingeringTurn:
     """A turn whose blocks stay until memory is short.
 
     free_blocks: its blocks that were used by nothing else when it came. Later users of
@@ -41,21 +41,21 @@ class CachedTurn:
     free_blocks: int
 
 
-class CachedTurns:
+class LingeringTurns:
     """Turns that are still cached, oldest first."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, CachedTurn] = {}
+        self._turns: dict[str, LingeringTurn] = {}
         #: Blocks that would be free without them.
         self.free_blocks = 0
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def __iter__(self) -> Iterator[CachedTurn]:
+    def __iter__(self) -> Iterator[LingeringTurn]:
         return iter(self._turns.values())
 
-    def add(self, turn: CachedTurn) -> None:
+    def add(self, turn: LingeringTurn) -> None:
         assert turn.request_id not in self._turns
         self._turns[turn.request_id] = turn
         self.free_blocks += turn.free_blocks
@@ -68,13 +68,13 @@ class CachedTurns:
         self.free_blocks -= turn.free_blocks
         return turn.blocks
 
-    def by_age(self) -> Iterator[CachedTurn]:
+    def by_age(self) -> Iterator[LingeringTurn]:
         """Oldest first, those of programs whose next turn waits after all others."""
         turns = list(self._turns.values())
         yield from (turn for turn in turns if not turn.program.live_requests)
         yield from (turn for turn in turns if turn.program.live_requests)
 
-    def of(self, program: Program) -> list[CachedTurn]:
+    def of(self, program: Program) -> list[LingeringTurn]:
         return [turn for turn in self._turns.values() if turn.program is program]
 
 
@@ -89,7 +89,7 @@ class _Copy:
     due_s: float
 
 
-class KeptTurns:
+class UnpinnedTurns:
     """References on the blocks of turns without a pin, until they are copied or go."""
 
     def __init__(
@@ -111,7 +111,7 @@ class KeptTurns:
         self._clock = clock
         self._copies_at_once = copies_at_once
         self.refs: Counter[int] = Counter()  # by block id
-        self.cached = CachedTurns()
+        self.lingering = LingeringTurns()
         self._awaited: dict[str, _Copy] = {}  # oldest first
 
     @property
@@ -120,11 +120,11 @@ class KeptTurns:
         return sum(len(copy.blocks) for copy in self._awaited.values())
 
     @property
-    def cached_blocks(self) -> int:
-        return sum(len(turn.blocks) for turn in self.cached)
+    def lingering_blocks(self) -> int:
+        return sum(len(turn.blocks) for turn in self.lingering)
 
     def __len__(self) -> int:
-        return len(self.cached) + len(self._awaited)
+        return len(self.lingering) + len(self._awaited)
 
     # --- turns come ------------------------------------------------------
 
@@ -143,7 +143,7 @@ class KeptTurns:
         Returns:
             Blocks that became free.
         """
-        self._unref(self.cached.pop(request_id))  # an id that is used again
+        self._unref(self.lingering.pop(request_id))  # an id that is used again
         self.refs.update(ids_of(blocks))
         own = any(self.refs[i] == 1 for i in ids_of(reversed(blocks)))
         if self._copies_at_once or not own:
@@ -151,7 +151,7 @@ class KeptTurns:
             return self._copy(request_id, blocks)
         refs = self.refs  # each block counts once
         alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
-        self.cached.add(CachedTurn(request_id, program, blocks, alone))
+        self.lingering.add(LingeringTurn(request_id, program, blocks, alone))
         return 0
 
     def copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
@@ -200,7 +200,7 @@ class KeptTurns:
 
         It offers the same to the tier when it ends, with its own.
         """
-        for turn in self.cached.of(program):
+        for turn in self.lingering.of(program):
             # Another branch of the program may have found no more than its beginning.
             copy = self._awaited.get(turn.request_id)
             tail = (copy.blocks if copy else turn.blocks)[-1]
@@ -216,7 +216,7 @@ class KeptTurns:
 
         Memory first: what failed may be the tier.
         """
-        turns = [*self._awaited, *(turn.request_id for turn in self.cached)]
+        turns = [*self._awaited, *(turn.request_id for turn in self.lingering)]
         for request_id in turns:
             self.release(request_id)
         with contextlib.ExitStack() as drops:  # one that raises keeps no other
@@ -249,7 +249,7 @@ class KeptTurns:
         freed = self._drop_copies(needed_blocks, timed_out=True)
         if not at_once:
             return freed + self._make_room(needed_blocks - freed)
-        for turn in self.cached.by_age():
+        for turn in self.lingering.by_age():
             if freed >= needed_blocks:
                 return freed
             if self._count_alone(turn.blocks):
@@ -261,7 +261,7 @@ class KeptTurns:
         counts: Counter[int] = Counter()
         for copy in self._awaited.values():
             counts.update(ids_of(copy.blocks))
-        for turn in self.cached:
+        for turn in self.lingering:
             counts.update(ids_of(turn.blocks))
         counts.update(self._stores.references())
         return counts
@@ -273,7 +273,7 @@ class KeptTurns:
             Blocks that became free at once.
         """
         lack, freed = blocks - self.soon_free(), 0
-        for turn in self.cached.by_age() if lack > 0 else ():
+        for turn in self.lingering.by_age() if lack > 0 else ():
             if lack <= 0:
                 break
             if not self._count_alone(turn.blocks):
@@ -283,15 +283,15 @@ class KeptTurns:
             if turn.program.ended:
                 freed += self.drop(turn.request_id)
             else:
-                self.cached.pop(turn.request_id)
+                self.lingering.pop(turn.request_id)
                 freed += self._copy(turn.request_id, turn.blocks)
         return freed
 
-    def _give(self, turn: CachedTurn) -> int:
+    def _give(self, turn: LingeringTurn) -> int:
         """A cached turn's memory, at once."""
         if turn.program.ended:
             return self.drop(turn.request_id)
-        self.cached.pop(turn.request_id)
+        self.lingering.pop(turn.request_id)
         try:
             self._stores.demote(turn.request_id)
         finally:
@@ -314,7 +314,7 @@ class KeptTurns:
 
     def _pop(self, request_id: str) -> list[KVCacheBlock]:
         """What is held of a turn leaves the tables."""
-        return self._pop_copy(request_id) + self.cached.pop(request_id)
+        return self._pop_copy(request_id) + self.lingering.pop(request_id)
 
     def _pop_copy(self, request_id: str) -> list[KVCacheBlock]:
         copy = self._awaited.pop(request_id, None)

@@ -68,7 +68,7 @@ def _remember(table: dict[int, T], key: int, value: T, most: int) -> None:
 
 
 @dataclass(slots=True)
-class PromptEnd:
+class PromptFingerprint:
     """A prompt without the template's last tokens. (There is one for each open turn.)
 
     num_hashes, last_hash: of its last full block.
@@ -87,7 +87,7 @@ class PromptEnd:
         tokens: TokenSlice,
         stable_tokens: int,
         block_tokens: int,
-    ) -> PromptEnd | None:
+    ) -> PromptFingerprint | None:
         """None of a prompt below a block.
 
         Args:

@@ -28,11 +28,11 @@ def make(make_engine, tier):
 
 
 def expired_turns(engine):
-    return engine.role.parts.above_tier.kept
+    return engine.role.parts.above_tier.unpinned
 
 
 def cached(engine):
-    return expired_turns(engine).cached_blocks
+    return expired_turns(engine).lingering_blocks
 
 
 @pytest.fixture
