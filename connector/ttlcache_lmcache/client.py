@@ -19,8 +19,9 @@ from ttlcache_lmcache.hints import Hint
 
 #: Calls without an answer yet; beyond it hints are dropped.
 MAX_IN_FLIGHT = 64
-#: Answers of a server that went away never come.
-ANSWER_TIMEOUT_S = 10.0
+#: Answers of a server that went away never come. LMCache's client keeps each call for
+#: ever, and blocks once its socket is full: so we ask it less and less often.
+ANSWER_TIMEOUT_S, MAX_PAUSE_S = 10.0, 3600.0
 
 
 class RequestClient(Protocol):
@@ -49,6 +50,7 @@ class HintClient:
         self._client = client
         self._now_s = now_s if now_s is not None else default_clock().now_s
         self._in_flight: deque[tuple[float, Any]] = deque()
+        self._asked_s, self._pause_s = 0.0, 0.0  # a pause while none is answered
         self.refusal: str | None = None
 
     def send(self, told: Sequence[Hint]) -> bool:
@@ -56,8 +58,11 @@ class HintClient:
         if not told:
             return True
         self.poll()
-        if len(self._in_flight) >= MAX_IN_FLIGHT:
+        now_s, in_flight = self._now_s(), len(self._in_flight)
+        pauses = self._pause_s and (in_flight or now_s < self._asked_s + self._pause_s)
+        if pauses or in_flight >= MAX_IN_FLIGHT:
             return False
+        self._asked_s = now_s
         try:
             call = ServerModuleCallRequest(
                 method=hints.SET_TTL, payload=hints.encode(told)
@@ -65,7 +70,7 @@ class HintClient:
             answer = self._client.server_module_call(call)
         except Exception:  # noqa: BLE001 - a hint is not worth a step
             return False
-        self._in_flight.append((self._now_s(), answer))
+        self._in_flight.append((now_s, answer))
         return True
 
     def poll(self) -> None:
@@ -74,11 +79,16 @@ class HintClient:
             sent_s, future = self._in_flight[0]
             try:
                 if future.query():
+                    self._pause_s = 0.0
                     answer = future.result(timeout=0)
                     if not answer.success:
                         self.refusal = answer.error
                 elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
+                else:
+                    self._pause_s = max(self._pause_s, ANSWER_TIMEOUT_S)
+                    if len(self._in_flight) == 1:
+                        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             except Exception:  # noqa: BLE001 - the server went away
                 pass
             self._in_flight.popleft()

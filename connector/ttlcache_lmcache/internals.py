@@ -115,6 +115,12 @@ def replace_registration(
     return own
 
 
+def ping_from_now_on(adapter: Any) -> None:
+    """LMCache's worker would begin with its first copy. Before that the server cannot
+    tell one that died from one that idles, and keeps its memory mapped."""
+    adapter._ensure_heartbeat_started()
+
+
 def register_anew(adapter: Any) -> None:
     """LMCache's heartbeat does so when the server answers it next."""
     adapter._health_event.clear()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ttlcache_connector.tiers.lmcache import copy_thread
 from ttlcache_connector.tiers.lmcache.copy_thread import CopyThread, CopyThreads, Move
 
 WAIT_S = 20.0
@@ -102,3 +103,19 @@ def test_a_failing_move_is_a_miss_and_the_thread_goes_on(thread):
 def test_after_close_everything_is_a_miss(thread):
     thread.close()
     assert Job(thread).results == [False]
+
+
+def test_a_move_that_waits_for_others_does_not_stand_still(thread, monkeypatch):
+    """Each part that is copied is progress, and so is the end of a move."""
+    now_s = [100.0]
+    monkeypatch.setattr(copy_thread, "stopwatch_s", lambda: now_s[0])
+    first = begun(thread)
+    waiting = Job(thread, goes=True)
+    now_s[0] += 3.0
+    assert first.move.is_wanted()
+    now_s[0] += 3.0
+    assert thread.stands_for_s() == 3.0
+    first.go.set()
+    assert first.ends()
+    assert waiting.ends()
+    assert thread.stands_for_s() == 0.0

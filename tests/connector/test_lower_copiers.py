@@ -314,6 +314,9 @@ class Adapter(SimpleNamespace):
     def _send_register_kv_caches_request(self, kv_caches: Any) -> None:
         self.registered_by_server += 1
 
+    def _ensure_heartbeat_started(self) -> None:
+        self.pings = True
+
 
 @pytest.fixture
 def register() -> Iterator[Any]:
@@ -364,6 +367,7 @@ def test_what_lmcaches_server_moves(tensors, register, mode):
     assert made.name_here == ""
     adapter._send_register_kv_caches_request(caches)
     assert adapter.registered_by_server == 1
+    assert adapter.pings, "a worker that dies before its first copy is missed"
     assert adapter.model_name == "model"
     assert adapter._mp_transfer_mode == "lmcache_driven"
 

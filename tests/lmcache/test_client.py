@@ -75,8 +75,20 @@ def test_answers_that_never_come_do_not_end_the_hints():
     server.fill()
     server.clock.advance(ANSWER_TIMEOUT_S - 1.0)
     assert not server.client.send([HINT])
-    server.clock.advance(1.0)
-    server.fill()  # all of them are given up: as many have room again
+    server.clock.advance(ANSWER_TIMEOUT_S + 1.0)
+    assert server.client.send([HINT]), "all are given up: one asks again"
+    assert not server.client.send([HINT])
+    server.answers[-1].is_there = True
+    server.fill()
+
+
+def test_a_dead_server_is_asked_less_and_less_often():
+    """LMCache's client keeps calls without an answer, and blocks at a thousand."""
+    server = Server()
+    for _ in range(8 * 24 * 3600):
+        server.client.send([HINT])
+        server.clock.advance(1.0)
+    assert MAX_IN_FLIGHT < len(server.answers) < 300
 
 
 def test_a_server_that_is_gone_raises_nothing():

@@ -182,6 +182,16 @@ def test_a_load_of_larger_objects_than_there_are_finds_room():
     assert 576 < l1.used() <= 640  # more than nine tenths
 
 
+def test_a_load_that_is_larger_than_what_is_free_finds_room():
+    """L1 is no more than three quarters full, but LMCache reserves all or nothing."""
+    l1 = L1(100, has_l2=True)
+    for name in range(75):
+        l1.serve(chr(0x100 + name))
+    keys = l1.keys("".join(chr(0x200 + index) for index in range(30)))
+    found = l1.gate.with_room(keys, l1.reserve_in_l1)
+    assert [error for error, _ in found.values()] == [L1Error.SUCCESS] * 30
+
+
 def test_after_a_fault_lmcache_evicts_by_itself_again(monkeypatch):
     l1 = L1(4)
     controller = SimpleNamespace(_eviction_policy="LRU")

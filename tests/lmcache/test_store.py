@@ -100,12 +100,14 @@ def test_locked_objects_stay(tmp_path):
     store.sweep()
     assert [h.key for h in store.headers()] == [b"a"]
     assert store.delete([b"a"]) == []
-    # Other bytes replace the old ones unless those are promised.
-    assert not store.put(b"a", content(b"new"))
+    # The same tokens once more are a use; one of another size replaces it, unless it is
+    # promised.
+    assert store.put(b"a", content(b"new"))
+    assert not store.put(b"a", content(b"new")[1:])
     assert get(store, b"a") == content(b"old")
     store.unlock([b"a"])
-    assert store.put(b"a", content(b"new"))
-    assert get(store, b"a") == content(b"new")
+    assert store.put(b"a", content(b"new")[1:])
+    assert store.find(b"a").size == len(content(b"new")) - 1
     assert store.delete([b"a"]) == [b"a"]
 
 
@@ -241,10 +243,13 @@ def test_faults_are_counted_by_kind_and_logged_once_each(tmp_path, caplog, monke
         path.mkdir()  # reading it is an error of the system
     with caplog.at_level(logging.ERROR):
         assert [get(store, key) for key in keys] == [None] * 9
+        assert [store.find(key) for key in keys[:6]] == [None] * 6
+        assert None not in [store.find(key) for key in keys[6:]], "may be whole"
         monkeypatch.setattr(object_file.os, "write", full_disk)
         assert not any(store.put(key, content(key)) for key in keys[:3])
     kinds = ("corrupt", "missing", "read_errors", "write_errors")
-    assert [store.counts[kind] for kind in kinds] == [3, 3, 3, 3]
+    # Each store tried again after one of the others made way.
+    assert [store.counts[kind] for kind in kinds] == [3, 3, 3, 6]
     assert len(caplog.messages) == 4
 
 
@@ -314,3 +319,24 @@ def test_sigkill_loses_nothing_that_was_stored(tmp_path):
     found = survive_kills(tmp_path / "kv", kills=4, seed=7)
     assert found.problems == []
     assert found.found >= found.stored >= 4
+
+
+def test_a_process_out_of_file_descriptors_loses_no_file(tmp_path, monkeypatch):
+    """Nor does one that starts again meanwhile: it knows less, until the next start."""
+    store = make(tmp_path)
+    store.put(b"key", content(b"key"))
+    with monkeypatch.context() as patched:
+        patched.setattr(object_file.os, "open", too_many_files)
+        assert get(store, b"key") is None
+    assert get(store, b"key") == content(b"key")
+    store.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(object_file, "read_header", too_many_files)
+        again = make(tmp_path)
+    assert (again.headers(), again.counts["read_errors"]) == ([], 1)
+    again.close()
+    assert get(make(tmp_path), b"key") == content(b"key")
+
+
+def too_many_files(*_):
+    raise OSError(24, "Too many open files")

@@ -93,6 +93,7 @@ def serve_tiers(
         http_port=http_port,
         chunk_tokens=chunk_tokens,
         retention=retention,
+        allow_untested=allow_untested,
         extra=tuple(server_args or ()),
     )
     if disk_gb is not None and disk is None:
@@ -157,6 +158,16 @@ def _check_room(options: TierOptions) -> None:
     if options.cpu_gb > available_gb:
         sizes = f"{options.cpu_gb:g}, this machine has {available_gb:.3g} GB available"
         fail(f"--cpu-gb is {sizes}")
+    if options.disk is not None:
+        kept = sum(path.stat().st_blocks * 512 for path in options.disk.rglob("*.kv"))
+        disk_gb = (shutil.disk_usage(options.disk).free + kept) / 1e9
+        if disk_gb < options.disk_gb:
+            typer.echo(
+                f"warning: {options.disk} has room for {disk_gb:.1f} GB, less than "
+                f"--disk-gb {options.disk_gb:g}: once the file system is full, each "
+                "store fails once before another object makes way for it",
+                err=True,
+            )
     room_gb = shutil.disk_usage(options.segment.parent).free / 1e9
     if room_gb < options.cpu_gb:
         typer.echo(
@@ -187,7 +198,7 @@ def _run(options: TierOptions, lock_fd: int) -> int:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, forward)
     try:
         return child.wait()

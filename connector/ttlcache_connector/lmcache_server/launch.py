@@ -45,6 +45,8 @@ class TierOptions:
     """How long a found context stays where it is while its request queues."""
     retention: bool = False
     """Deadlines and programs decide what leaves CPU memory, not LMCache's LRU."""
+    allow_untested: bool = False
+    """Run on an LMCache that was not tested."""
     extra: tuple[str, ...] = ()
 
     @property
@@ -81,13 +83,11 @@ class TierOptions:
             # Of a store that was given up: until then a prefix ends at its chunks.
             *("--l1-write-ttl-seconds", "300"),
             *("--session-ttl-seconds", str(self.hold_reads_s)),
-            # A worker is heard of from its first copy on, which may be hours away.
-            *("--worker-registration-grace-seconds", "1e9"),
         ]
         if self.disk is not None:
             args += ["--l2-adapter", json.dumps(self._disk_adapter())]
-        for path in self._modules():
-            args += ["--server-module", json.dumps({"module_path": path, "config": {}})]
+        for module in self._modules():
+            args += ["--server-module", json.dumps(module)]
         return [*args, *self.extra]
 
     def environment(self) -> dict[str, str]:
@@ -111,9 +111,13 @@ class TierOptions:
         }
         return f"--kv-transfer-config '{json.dumps(transfer)}'"
 
-    def _modules(self) -> tuple[str, ...]:
-        ours = "ttlcache_connector.lmcache_module"
-        return (ours, "ttlcache_lmcache.server_module") if self.retention else (ours,)
+    def _modules(self) -> list[dict[str, Any]]:
+        found = [{"module_path": "ttlcache_connector.lmcache_module", "config": {}}]
+        if self.retention:
+            config = {"allow_untested_lmcache": self.allow_untested}
+            path = "ttlcache_lmcache.server_module"
+            found.append({"module_path": path, "config": config})
+        return found
 
     def _disk_adapter(self) -> dict[str, Any]:
         """Ours: LMCache's own disk tiers give back whatever the file holds by then."""
@@ -126,5 +130,6 @@ class TierOptions:
                 "disk_bytes": round(self.disk_gb * 1e9),
                 "disk_ttl_s": DISK_TTL_S,
                 "num_threads": DISK_THREADS,
+                "allow_untested_lmcache": self.allow_untested,
             },
         }

@@ -28,7 +28,8 @@ from ttlcache_lmcache.retention.program_table import ChainProgram
 from ttlcache_lmcache.retention.residency import Chunk, ObjectKey, chunk_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
-#: Share of L1 in use from which a store that fails is a matter of room.
+#: Share of L1 in use from which a store that fails is a matter of room, whatever
+#: objects of this size are thought to fit.
 FULL = 0.9
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
@@ -201,10 +202,9 @@ class Tier:
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
             self._begin(now_s)
-            objects = self._residency.num_objects
-            if not objects or used <= 0.0:
-                return Admission(list(keys), [])  # nobody knows yet what fits
-            free = max(int(objects / used + 1e-6) - objects, 0)
+            free = self._free_objects(used)
+            if free is None:
+                return Admission(list(keys), [])
             found = self._admission.decide(keys, free, now_s, may_refuse)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
@@ -215,20 +215,32 @@ class Tier:
     ) -> list[ObjectKey]:
         """What leaves for `keys`, too: they found no room although it was counted.
 
-        Nothing while L1 is emptier than `FULL`: its memory is in pieces.
+        Nothing where L1 is emptier than `FULL` and they would fit: its memory is in
+        pieces.
 
         Args:
             objects: how many, if so many are worth less.
             may_refuse: as for `admit`.
         """
         used, now_s = self._usage(), self._clock.now_s()
-        if used < FULL:
-            return []
         with self._lock:
+            free = self._free_objects(used)
+            if free is None or (used < FULL and free >= len(keys)):
+                return []
             self._begin(now_s)
             found = self._admission.victims(keys, objects, now_s, may_refuse)
             self.counts["evicted"] += len(found)
             return found
+
+    def _free_objects(self, used: float) -> int | None:
+        """For how many more there is room; None: not known yet.
+
+        used: share of L1 in use.
+        """
+        objects = self._residency.num_objects
+        if not objects or used <= 0.0:
+            return None
+        return max(int(objects / used + 1e-6) - objects, 0)
 
     # what is shown
 

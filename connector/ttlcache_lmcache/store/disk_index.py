@@ -80,7 +80,7 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 
 def scan(folder: Path, now_s: float, on_fault: OnFault) -> list[Entry]:
-    """All whole files, the longest unused first; damaged ones are told and removed.
+    """All whole files, the longest unused first; damaged ones are counted and removed.
 
     Only headers and lengths are looked at; payloads are compared when they are read.
     """
@@ -97,9 +97,11 @@ def scan(folder: Path, now_s: float, on_fault: OnFault) -> list[Entry]:
             age_s = max(0.0, wall_now_s - path.stat().st_mtime)
             _close_to_others(path, object_file.FILE_MODE)
         except (OSError, CorruptRecordError) as error:
-            on_fault("corrupt", error, path)
-            with contextlib.suppress(OSError):
-                path.unlink()
+            fault = object_file.fault_of(error)
+            on_fault(fault, error, path)
+            if fault == "corrupt":
+                with contextlib.suppress(OSError):
+                    path.unlink()
             continue
         found.append(Entry(header, now_s - age_s, is_on_disk=True))
     return sorted(found, key=lambda entry: entry.used_s)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import itertools
 import os
@@ -42,7 +43,7 @@ _FIELDS = struct.Struct(f"<8sIQ{_DIGEST_BYTES}s")
 _CHECK = struct.Struct("<I")
 _TAIL_BYTES = _FIELDS.size + _CHECK.size
 #: Keys are short; anything longer is none of ours.
-_MAX_KEY = 1 << 16
+_MAX_KEY = 1 << 12
 _numbers = itertools.count()
 #: Since Linux 6.5: how many pages of a range of a file are in the page cache.
 _CACHESTAT = 451
@@ -56,6 +57,14 @@ Mark = tuple[int, int, int]
 
 class CorruptRecordError(Exception):
     """The file is not, or no longer, what was written."""
+
+
+def fault_of(error: Exception) -> str:
+    """What `error` says of a file: the key in `store.FAULTS`."""
+    is_bad = isinstance(error, OSError) and error.errno == errno.EIO
+    if is_bad or isinstance(error, CorruptRecordError):
+        return "corrupt"
+    return "missing" if isinstance(error, FileNotFoundError) else "read_errors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +84,6 @@ class Header:
         fields = _FIELDS.pack(MAGIC, len(self.key), self.size, self.digest)
         text = self.key + fields
         return text + _CHECK.pack(zlib.crc32(text))
-
-
-def digest_of(data: memoryview | bytes) -> bytes:
-    """The interpreter's lock is not held meanwhile."""
-    return xxhash.xxh3_128_digest(data)
 
 
 def path_of(folder: Path, key: bytes) -> Path:
@@ -161,7 +165,8 @@ def read_into(
 
     Args:
         mark: of the file as this process wrote or verified it. Where it still fits,
-            and all pages are in the page cache, those are the bytes: no digest.
+            and all pages are in the page cache, those are the bytes: no digest. (If
+            they left it, and another process read them in again, nobody compared.)
 
     Returns:
         The file's mark.

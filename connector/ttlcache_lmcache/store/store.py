@@ -34,7 +34,7 @@ STAMP_S = 5.0
 FAULTS = {
     "corrupt": "a file is not what was written, and is removed",
     "missing": "a file is gone",
-    "read_errors": "a file cannot be read, and is removed",
+    "read_errors": "a file cannot be read now",
     "write_errors": "a file cannot be written",
 }
 
@@ -85,23 +85,22 @@ class DiskStore:
     def put(self, key: bytes, data: memoryview | bytes) -> bool:
         """Store an object; False if it could not be kept.
 
-        The same bytes under the same key are a use. Other bytes replace the old
-        ones, unless somebody is promised or copying those: then False.
+        A key names the tokens, so what is there under it is a use, though KV computed
+        twice may differ in its last bits. One of another size is replaced, unless a
+        load is promised or copying it: then False.
         """
         view = memoryview(data).cast("B")
-        # Of what is new the digest comes with the writing.
-        digest = object_file.digest_of(view) if self.find(key) is not None else b""
-        header = Header(key, len(view), digest)
         gone: list[Entry] = []
         with self._lock:
             old = self._index.entries.get(key)
             if old is not None:
-                if old.header == header and old.is_there:
+                if old.header.size == len(view) and old.is_there:
                     self._index.use(old, self._clock.now_s())
                     return True
                 if not old.is_movable:
                     return False
                 gone.append(self._index.drop(old))
+            header = Header(key, len(view), b"")  # the digest comes with the writing
             entry = Entry(header, self._clock.now_s(), busy=1)
             self._index.entries[key] = entry
         self._tell(gone)
@@ -251,16 +250,21 @@ class DiskStore:
         return gone
 
     def _read_file(self, entry: Entry, buffer: memoryview, mark: Mark | None) -> bool:
-        """Copy a busy entry from its file; False, and no file, if that is damaged."""
+        """Copy a busy entry from its file; False for a miss.
+
+        What is damaged or gone is dropped. What cannot be read for another reason, as
+        when the process has too many files open, may be whole: it stays.
+        """
         path = self._index.path(entry)
         try:
             mark = object_file.read_into(path, entry.header, buffer, mark)
             mark = self._stamp(entry, path, mark)
         except (OSError, CorruptRecordError) as error:
             gone: list[Entry] = []
-            self._on_fault(_fault_of(error), error, path)
+            fault = object_file.fault_of(error)
+            self._on_fault(fault, error, path)
             with self._lock:
-                if not entry.is_dead:
+                if not entry.is_dead and fault != "read_errors":
                     gone.append(self._index.drop(entry))
             self._tell(gone)
             return False
@@ -346,9 +350,3 @@ class StoreThreads:
                 self._store.sweep()
             except Exception:
                 self._logger.exception("ttlcache: sweep failed")
-
-
-def _fault_of(error: Exception) -> str:
-    if isinstance(error, CorruptRecordError):
-        return "corrupt"
-    return "missing" if isinstance(error, FileNotFoundError) else "read_errors"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from ttlcache.clock import stopwatch_s
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
@@ -33,6 +34,7 @@ class Move:
         run: Callable[[Move], bool],
         done: Callable[[bool], None],
         copy_lock: threading.Lock,
+        on_progress: Callable[[], None],
         *,
         stays: bool = False,
     ) -> None:
@@ -40,9 +42,11 @@ class Move:
         self.done = done
         self.stays = stays
         self.cancelled = False
-        self._copy_lock = copy_lock
+        self._copy_lock, self._on_progress = copy_lock, on_progress
 
     def is_wanted(self) -> bool:
+        """Asked between two parts of a copy."""
+        self._on_progress()
         return not self.cancelled
 
     @contextmanager
@@ -68,8 +72,16 @@ class CopyThread:
         self._copy_lock = threading.Lock()
         self._closed = False
         self._logged = False
+        self._progress_s = stopwatch_s()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    def stands_for_s(self) -> float:
+        """Seconds since a move last began, copied a part, or ended."""
+        return stopwatch_s() - self._progress_s
+
+    def _note_progress(self) -> None:
+        self._progress_s = stopwatch_s()
 
     def submit(
         self,
@@ -79,7 +91,7 @@ class CopyThread:
         stays: bool = False,
     ) -> Move:
         """Queue a move; never blocks."""
-        move = Move(run, done, self._copy_lock, stays=stays)
+        move = Move(run, done, self._copy_lock, self._note_progress, stays=stays)
         with self._wake:
             if self._closed:
                 move.cancelled = True
@@ -126,7 +138,9 @@ class CopyThread:
                     return
                 move = self._queue.popleft()
                 self._current = move
+            self._note_progress()
             ok = self._run(move)
+            self._note_progress()
             with self._wake:
                 self._current = None
             move.done(ok)

@@ -101,6 +101,7 @@ class Registration:
         with self._lock:
             self._number += 1
             self._register_anew(kv_caches)
+        internals.ping_from_now_on(self._adapter)
 
     def _register_anew(self, kv_caches: dict[str, torch.Tensor]) -> None:
         ours = self._adapter.lmcache_tokens_per_chunk

@@ -25,7 +25,8 @@ from ttlcache_lmcache import internals
 
 log = logger(__name__)
 
-#: A load that took longer is given up, and its tokens are prefilled.
+#: Where loads do not get on for longer, those under way are given up, and their tokens
+#: are prefilled.
 LOAD_TIMEOUT_S = 4.0
 
 
@@ -135,6 +136,8 @@ class LMCacheWorkerTier(WorkerTier):
         self._registration.close()
 
     def _give_up_late_loads(self) -> None:
+        if self._threads.loads.stands_for_s() <= LOAD_TIMEOUT_S:
+            return  # one after another they come
         now_s = self._now_s()
         futures = self._adapter.retrieve_futures
         context = self._adapter.transfer_ctx
