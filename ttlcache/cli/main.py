@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
-from ttlcache.cli.lazy import command_of, doctor
 from ttlcache.cli.plot import plot
 from ttlcache.cli.report import report
 from ttlcache.cli.top import top
@@ -40,8 +40,16 @@ def main(
     """Look into a vLLM server that runs with ttlcache, live or from its recording."""
 
 
-estimate = command_of("ttlcache_sim.estimate.cli", "estimate")
-for command in (doctor, estimate, top, report, explain, plot, config):
+def _command_of(module: str, name: str) -> Any:
+    """A command of another package, whose module can be imported without vLLM."""
+    return getattr(importlib.import_module(module), name)
+
+
+for command in (
+    _command_of("ttlcache_connector.cli.doctor", "doctor"),
+    _command_of("ttlcache_sim.estimate.cli", "estimate"),
+    *(top, report, explain, plot, config),
+    _command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"),
+    _command_of("ttlcache_connector.front.cli", "front"),
+):
     app.command()(command)
-app.command()(command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"))
-app.command()(command_of("ttlcache_connector.front.cli", "front"))

@@ -46,7 +46,10 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "programs_ended": ("Programs that ended: last_step, told, idle, forgotten.", "how"),
     "hints_rejected": ("Requests with hints that were left out, by reason.", "reason"),
     "hook_errors": ("Exceptions caught in our hooks, by hook.", "hook"),
-    "evicted_returns": ("Turns that came back and found their KV gone.", None),
+    "evicted_returns": (
+        "Turns that came back and found their KV gone from GPU memory.",
+        None,
+    ),
     "reloads": ("Prompts of which a part came back from a lower tier.", "tier"),
     "reloaded_tokens": ("Prompt tokens that came back from a lower tier.", "tier"),
     "failed_reloads": ("Reloads that failed; the tokens were prefilled.", None),

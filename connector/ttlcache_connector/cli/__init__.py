@@ -1,1 +1,1 @@
-"""Commands of `ttlcache` that need vLLM; loaded by `ttlcache.cli.lazy`."""
+"""Commands of `ttlcache` that need vLLM; `ttlcache.cli.main` loads them."""

@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ttlcache.cli.common import key_headers
+from ttlcache.cli.common import ApiKey, key_headers
 from ttlcache.cli.live import engines_of, reason
 from ttlcache.config import (
     TTLCacheConfig,
@@ -36,14 +36,25 @@ from ttlcache_lmcache import compat
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
-def run(
-    config: str | None,
-    url: str | None,
-    api_key: str | None,
-    model: str | None = None,
-    chat_template: Path | None = None,
+def doctor(
+    config: Annotated[
+        str | None,
+        typer.Option(help="JSON: the kv_connector_extra_config to be used."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Also ask this running vLLM server, and show its settings."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or name of the model: look at its chat template."),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Look at this one, as vLLM's --chat-template.")
+    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
-    """Print all findings; exit status 1 if one of them is BAD."""
+    """Check this machine and say what will be used, and why."""
     console = Console()
     found = list(findings(config, url, api_key, model, chat_template))
     grid = Table(title="ttlcache doctor", title_justify="left")
