@@ -67,8 +67,8 @@ class TTLCacheConfig(BaseModel):
         default=300.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Upper bound of every TTL in seconds, client wishes included; a "
-        "parent's starts anew when a sub-agent ends.",
+        description="Upper bound of every TTL in seconds, client wishes included; "
+        "counted anew for a parent when its sub-agent ends.",
     )
     quantum_turns: int | None = Field(
         default=None,

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 
 from ttlcache.cli.common import fail
@@ -154,6 +153,8 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 def _check_room(options: TierOptions) -> None:
+    import psutil  # of the lmcache extra: the front has it not
+
     available_gb = psutil.virtual_memory().available / 1e9
     if options.cpu_gb > available_gb:
         sizes = f"{options.cpu_gb:g}, this machine has {available_gb:.3g} GB available"
