@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from bench.command import command
 from bench.compare.demo import demo
 from bench.compare.fleet.run import fleet
 from bench.compare.harness import harness
@@ -27,6 +26,7 @@ from bench.stress.lmcache_store import lmcache_store
 from bench.stress.soak.soak import soak
 from bench.stress.wedge.run import wedge
 from bench.surface.extract import read_surface
+from ttlcache.cli.command import command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _COMMANDS = (

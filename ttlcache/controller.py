@@ -195,7 +195,10 @@ class Controller:
         pin, record.reusable_tokens = self._turns.follow(
             program, continuation, record.request_id, now_s
         )
-        if pin is not None:
+        if pin is not None and not arrival.reads_cache:
+            # It would wait for the memory of a pin that is of no use to it.
+            self._turns.end_pin(pin, PinOutcome.SUPERSEDED)
+        elif pin is not None:
             record.pin_id = pin.pin_id
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation

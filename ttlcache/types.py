@@ -185,6 +185,7 @@ class Arrival(NamedTuple):
     tenant: isolation domain (the cache salt); ids are labels inside it.
     hashes: prefix-cache hashes of the prompt's full blocks, root first.
     tokens: slice of the prompt's token ids.
+    reads_cache: False where all of the prompt is computed anew, whatever is cached.
     """
 
     request_id: str
@@ -195,6 +196,7 @@ class Arrival(NamedTuple):
     tenant: str = ""
     session_id: str | None = None
     user_priority: int = 0
+    reads_cache: bool = True
 
 
 class Finish(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.command import Folders, option
+from bench.command import Folders
 from bench.serve.arms import Arm
 from bench.serve.replay import ReplayOptions
 from bench.serve.scaled import (
@@ -24,6 +24,7 @@ from bench.serve.scaled import (
     synthetic,
 )
 from bench.serve.server import ServerOptions
+from ttlcache.cli.command import option
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_sim.load.programs import Program
 

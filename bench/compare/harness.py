@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import argument, one_of, option
+from bench.command import one_of
 from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions, arm_of
 from bench.compare.harness_clients import HARNESSES, Harness, Load
 from bench.compare.rounds import play_rounds
@@ -30,6 +30,7 @@ from bench.ratios import Ratio
 from bench.serve import tiny_model
 from bench.serve.arms import EngineCounters, read_engine, serving
 from bench.tables import table
+from ttlcache.cli.command import argument, option
 
 BASE, OURS = "base", "ttlcache"
 #: What it may be compared with.

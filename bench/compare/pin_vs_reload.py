@@ -16,13 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import Folders, command_line, option, versions, write_json
+from bench.command import Folders, command_line, versions, write_json
 from bench.compare.agents import CONNECTOR
 from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.serve.tier_server import TierServer
 from bench.tables import table
+from ttlcache.cli.command import option
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from bench.command import option, write_json
+from bench.command import write_json
 from bench.compare.agents import CONNECTOR, ComparisonOptions
 from bench.serve import tiny_model
 from bench.serve.arms import warm_up
 from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay
 from bench.serve.server import VLLMServer
 from ttlcache.analysis.reader import load
+from ttlcache.cli.command import option
 
 #: How often each length is timed; the fastest counts, for others' load only slows.
 REPEATS = 3

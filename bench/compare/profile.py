@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.command import option
 from bench.compare.agents import AgentOptions
 from bench.compare.rounds import turns_shown
 from bench.compare.step_fit import fit, fit_request_time, read_steps
@@ -21,6 +20,7 @@ from bench.serve.arms import warm_up
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import STEP_LOG_SCHEDULER, STEP_LOG_VARIABLE, VLLMServer
 from bench.tables import table
+from ttlcache.cli.command import option
 from ttlcache_sim.load.programs import Program, Turn
 from ttlcache_sim.steps.profile import Profile
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import json_object, option
 from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
 from bench.compare.measure import Settings, measure
+from ttlcache.cli.command import json_object, option
 
 #: In place of a setting: vLLM without a connector, and with LMCache's.
 VANILLA, PLAIN_LMCACHE = "vanilla", "lmcache"

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import command_line, option, versions, write_json
+from bench.command import command_line, versions, write_json
 from bench.compare.agents import CONNECTOR, AgentOptions
 from bench.compare.profile import cpu_name, measure_profile, print_profile
 from bench.compare.rounds import in_turn, turns_shown
@@ -29,6 +29,7 @@ from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.run import source_hash
 from bench.sim.settings import Cell, EngineSetting
 from bench.tables import Check, checks_table, table
+from ttlcache.cli.command import option
 from ttlcache.policies import SHIPPED
 from ttlcache_sim.load.reshape import mean_context
 from ttlcache_sim.load.workload import Workload, WorkloadSpec

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.command import REQUIRED, option
 from bench.gpu.fatbin import cut
 from bench.gpu.stage import ROOT
+from ttlcache.cli.command import REQUIRED, option
 
 _HERE = Path(__file__).parent
 _PYTHON = "3.12"

@@ -17,11 +17,12 @@ import psutil
 import typer
 from rich.console import Console
 
-from bench.command import command, one_of, option
+from bench.command import one_of
 from bench.gpu.sizes import DEVICE, REHEARSAL, Sizes
 from bench.gpu.stage import ROOT, Json, Stage, device_name, machine, read
 from bench.gpu.stages import STAGES
 from bench.tables import Check, checks_table
+from ttlcache.cli.command import command, option
 
 NO_DEVICE = 3
 #: Its module `cupy` runs device code on the CPU.

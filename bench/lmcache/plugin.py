@@ -21,13 +21,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import TINY_MODEL, command_line, one_of, option, write_json
+from bench.command import TINY_MODEL, command_line, one_of, write_json
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, run_arm
 from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer
 from bench.serve.replay import ReplayOptions, new_token_ids
 from bench.serve.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
 from bench.serve.server import ServerOptions
+from ttlcache.cli.command import option
 from ttlcache_sim.load.programs import Program, Turn
 
 #: Floats a token, layer and half of the toy's KV: 4 KiB a token.

@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import option, write_json
+from bench.command import write_json
 from bench.micro.overhead_bytes import Kept, measure_kept
 from bench.micro.overhead_driver import IDENTITIES, machine
 from bench.micro.overhead_turns import TurnResult, time_turns
 from bench.tables import Check, at_most, checks_table, table
+from ttlcache.cli.command import option
 from ttlcache.config import TTLCacheConfig
 
 MAX_TURN_US = 60.0

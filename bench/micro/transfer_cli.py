@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import one_of, option, write_json
+from bench.command import one_of, write_json
 from bench.tables import Check, checks_table, table
+from ttlcache.cli.command import option
 
 if TYPE_CHECKING:
     from bench.micro.transfer_run import Row, TransferResult

@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.command import CellRuns, one_of, option
+from bench.command import CellRuns, one_of
 from bench.sim.rivals.arms import ARMS, Arm
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache.cli.command import option
 from ttlcache_sim.load.programs import Program
 from ttlcache_sim.load.workload import WorkloadSpec, build
 from ttlcache_sim.steps.models import MODELS

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bench.command import CellRuns, one_of, option
+from bench.command import CellRuns, one_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache.cli.command import option
 from ttlcache_sim.load.feed import parse_loop
 from ttlcache_sim.load.workload import WorkloadSpec
 from ttlcache_sim.steps.hardware import HARDWARE

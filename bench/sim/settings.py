@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.command import option
 from bench.sim.rivals.arms import Arm
+from ttlcache.cli.command import option
 from ttlcache_sim import settings
 
 

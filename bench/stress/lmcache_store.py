@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.command import option
+from ttlcache.cli.command import option
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import DiskConfig
 from ttlcache_lmcache.store.store import DiskStore

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.command import argument, option, write_json
+from bench.command import write_json
 from bench.surface.needs import HOOKS, USES
+from ttlcache.cli.command import argument, option
 
 #: A path inside the distribution -> its text, None where there is no such file.
 Read = Callable[[str], str | None]

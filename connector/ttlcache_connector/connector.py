@@ -270,6 +270,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         """Whether the place of a waiting request is out of date."""
         return self._bound.scheduling.refresh_place(request)
 
+    @_of_scheduler()
+    def queued_s(self, request: Request) -> float | None:
+        """When a waiting request arrived, on the monotonic clock; None: not known."""
+        return self._bound.scheduling.queued_s(request)
+
     @_of_scheduler(plain=math.inf)
     def max_wait_s(self) -> float:
         """Seconds after which a waiting request goes first, whatever the order."""

@@ -6,36 +6,14 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedKeyList
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
-
-class QueueCallbacks(Protocol):
-    """What gives the order; `TTLConnector` does."""
-
-    def priority(self, request: Request) -> tuple[int, ...]:
-        """Sort key; must stay the same until `ProgramQueue.rekey` is called, its first
-        number, the user's priority, for ever."""
-        ...
-
-    def is_newcomer(self, request: Request) -> bool:
-        """Whether admission control may hold it back."""
-        ...
-
-    def refresh_place(self, request: Request) -> bool:
-        """Whether the place of the head is out of date: `priority` answers anew."""
-        ...
-
-    def max_wait_s(self) -> float:
-        """The bound on waiting, in seconds."""
-        ...
-
-    def on_overdue(self) -> None:
-        """A request reached that bound."""
-        ...
+if TYPE_CHECKING:
+    from ttlcache_connector.connector import TTLConnector
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +21,12 @@ class _Entry:
     """A queued request with the keys it was sorted in with.
 
     is_popped: in this step; vLLM puts it back if it cannot start.
+    number: of requests of one age and place each has its own: to find one is quick.
     """
 
     request: Request
     queued_s: float
+    number: int
     key: tuple[int, ...] = ()
     is_newcomer: bool = False
     is_popped: bool = False
@@ -106,8 +86,8 @@ class ProgramQueue(RequestQueue):
     for `max_wait_s` comes out before all that were not preempted, whatever its key.
     """
 
-    def __init__(self, callbacks: QueueCallbacks, now_s: Callable[[], float]) -> None:
-        self._callbacks = callbacks
+    def __init__(self, connector: TTLConnector, now_s: Callable[[], float]) -> None:
+        self._connector = connector
         self._now_s = now_s
         self._entries: dict[str, _Entry] = {}
         # By key; apart, those that admission control may hold back.
@@ -115,7 +95,8 @@ class ProgramQueue(RequestQueue):
         self._newcomers = _Sorted(key=lambda e: e.key)
         self.hold_scope = HoldScope.NONE
         # Never before one that clients want served first, by vLLM's own priority.
-        self._by_age = _Sorted(key=lambda e: (e.key[0], e.queued_s))
+        self._by_age = _Sorted(key=lambda e: (e.key[0], e.queued_s, e.number))
+        self._last_number = 0
         # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
@@ -135,8 +116,13 @@ class ProgramQueue(RequestQueue):
         else:
             if entry is not None:
                 self._take_out(entry)
-            queued_s = self._now_s() if known is None else known.queued_s
-            entry = _Entry(request, queued_s)
+            queued_s = None if known is None else known.queued_s
+            if queued_s is None and request.status is not RequestStatus.PREEMPTED:
+                queued_s = self._connector.queued_s(request)  # its load may have failed
+            if queued_s is None:
+                queued_s = self._now_s()
+            self._last_number += 1
+            entry = _Entry(request, queued_s, self._last_number)
             self._read_place(entry)
             self._by_age.add(entry)
             self._list_of(entry).add(entry)
@@ -230,7 +216,7 @@ class ProgramQueue(RequestQueue):
         """When time alone will change the order, for simulators."""
         oldest = self._by_age.first()
         if oldest is not None:
-            yield oldest.queued_s + self._callbacks.max_wait_s()
+            yield oldest.queued_s + self._connector.max_wait_s()
 
     def _head(self) -> _Entry:
         first = self._first()
@@ -239,13 +225,13 @@ class ProgramQueue(RequestQueue):
         oldest = self._by_age.first()
         assert oldest is not None
         if self._max_wait_s is None:
-            self._max_wait_s = self._callbacks.max_wait_s()
+            self._max_wait_s = self._connector.max_wait_s()
         if self._now_s() - oldest.queued_s > self._max_wait_s:
             if oldest.request.request_id not in self._overdue:
                 self._overdue.add(oldest.request.request_id)
-                self._callbacks.on_overdue()
+                self._connector.on_overdue()
             return oldest
-        while self._callbacks.refresh_place(first.request):
+        while self._connector.refresh_place(first.request):
             self.rekey(first.request.request_id)
             first = self._first()
         return first
@@ -261,8 +247,8 @@ class ProgramQueue(RequestQueue):
         return started if passes else newcomer
 
     def _read_place(self, entry: _Entry) -> None:
-        entry.key = self._callbacks.priority(entry.request)
-        entry.is_newcomer = self._callbacks.is_newcomer(entry.request)
+        entry.key = self._connector.priority(entry.request)
+        entry.is_newcomer = self._connector.is_newcomer(entry.request)
 
     def _list_of(self, entry: _Entry) -> _Sorted:
         return self._newcomers if entry.is_newcomer else self._started

@@ -20,8 +20,8 @@ from ttlcache_lmcache.hints import Hint
 #: Calls without an answer yet; beyond it hints are dropped.
 MAX_IN_FLIGHT = 64
 #: Answers of a server that went away never come. LMCache's client keeps each call for
-#: ever, and blocks once its socket is full: so we ask it less and less often.
-ANSWER_TIMEOUT_S, MAX_PAUSE_S = 10.0, 3600.0
+#: ever, and blocks at a thousand of them: so a silent server is asked once a minute.
+ANSWER_TIMEOUT_S, PAUSE_S = 10.0, 60.0
 
 
 class RequestClient(Protocol):
@@ -50,7 +50,7 @@ class HintClient:
         self._client = client
         self._now_s = now_s if now_s is not None else default_clock().now_s
         self._in_flight: deque[tuple[float, Any]] = deque()
-        self._asked_s, self._pause_s = 0.0, 0.0  # a pause while none is answered
+        self._paused_until_s = 0.0
         self.refusal: str | None = None
 
     def send(self, told: Sequence[Hint]) -> bool:
@@ -58,11 +58,10 @@ class HintClient:
         if not told:
             return True
         self.poll()
-        now_s, in_flight = self._now_s(), len(self._in_flight)
-        pauses = self._pause_s and (in_flight or now_s < self._asked_s + self._pause_s)
-        if pauses or in_flight >= MAX_IN_FLIGHT:
+        now_s = self._now_s()
+        most = 1 if self._paused_until_s else MAX_IN_FLIGHT
+        if now_s < self._paused_until_s or len(self._in_flight) >= most:
             return False
-        self._asked_s = now_s
         try:
             call = ServerModuleCallRequest(
                 method=hints.SET_TTL, payload=hints.encode(told)
@@ -79,16 +78,14 @@ class HintClient:
             sent_s, future = self._in_flight[0]
             try:
                 if future.query():
-                    self._pause_s = 0.0
+                    self._paused_until_s = 0.0
                     answer = future.result(timeout=0)
                     if not answer.success:
                         self.refusal = answer.error
                 elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
                 else:
-                    self._pause_s = max(self._pause_s, ANSWER_TIMEOUT_S)
-                    if len(self._in_flight) == 1:
-                        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+                    self._paused_until_s = self._now_s() + PAUSE_S
             except Exception:  # noqa: BLE001 - the server went away
                 pass
             self._in_flight.popleft()

@@ -81,7 +81,7 @@ def test_the_trace_that_is_replayed_has_every_turn(tmp_path: Path) -> None:
 
 def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
     found = sessions(tmp_path, {}, {})
-    options = EstimateOptions((tmp_path,))
+    options = EstimateOptions([tmp_path])
     engine = plan_of(options, found, tmp_path).engine
     pool_gb = 0.92 * 80 - 3 - 2 * 8.03
     assert engine.pool_tokens == pytest.approx(pool_gb * 1e9 / 131_072, rel=0.001)
@@ -93,7 +93,7 @@ def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
 
 
 def test_long_programs_are_fewer(tmp_path: Path) -> None:
-    options = EstimateOptions((tmp_path,), blocks=2000)
+    options = EstimateOptions([tmp_path], blocks=2000)
     few = plan_of(options, sessions(tmp_path, *[{}] * 50), tmp_path).spec
     assert few.programs == plan.MAX_TURNS // 50
     short = sessions(tmp_path, {}, {})
@@ -101,7 +101,7 @@ def test_long_programs_are_fewer(tmp_path: Path) -> None:
 
 
 def test_the_pool_is_filled_or_nothing_is_estimated(tmp_path: Path) -> None:
-    options, short = EstimateOptions((), blocks=7_000), sessions(tmp_path, {}, {})
+    options, short = EstimateOptions([], blocks=7_000), sessions(tmp_path, {}, {})
     full = plan_of(options, short, save_trace(short.programs, tmp_path))
     tokens = full.spec.programs * short.mean_context_tokens(most=10**9)
     assert tokens >= 3 * full.engine.pool_tokens
@@ -113,7 +113,7 @@ def test_the_pool_is_filled_or_nothing_is_estimated(tmp_path: Path) -> None:
 
 
 def test_loads_are_shares_of_the_capacity_or_of_the_rate() -> None:
-    options = EstimateOptions(())
+    options = EstimateOptions([])
     assert rates_of(options, 0.2) == [0.1, 0.16, 0.22]
     assert rates_of(replace(options, rate=2.0), 0.0) == [1.0, 2.0, 3.0]
 

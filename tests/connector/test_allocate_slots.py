@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.v1.request import Request
 
 from tests.connector.conftest import (
     ASKING,
@@ -219,3 +220,44 @@ def test_a_request_of_higher_priority_takes_an_older_programs_pin(
     pins = engine.controller.pins
     left = sum(p.kv_blocks for p in pins if p.program.program_id == "old")
     assert (left == 40) is kept
+
+
+def test_a_prompt_that_many_pins_hold_is_walked_once(make_engine, monkeypatch):
+    """To count what pins would free; the head of the queue asks in every step."""
+    engine = make_engine(num_blocks=500, extra_config={"max_pinned_fraction": 1.0})
+    shared = list(range(1600))
+    for number in range(6):
+        tail = [5000 + number] * 40
+        engine.turn(f"p{number}", shared + tail, hints={"program_id": f"p{number}"})
+    holder, walked = engine.role.parts.holder, []
+    assert len(holder.blocks_by_pin) == 6
+
+    class Table(list):
+        def __getitem__(self, index):
+            walked.append(index)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(engine.pool, "blocks", Table(engine.pool.blocks))
+    held = {b.block_id for blocks in holder.blocks_by_pin.values() for b in blocks}
+    first, *others = holder.blocks_by_pin
+    assert holder.count_freeable([first, *others], 10_000) == len(held)
+    assert len(walked) <= len(held) + 2 * len(holder.blocks_by_pin)
+    # The prompt stays as long as one of them does.
+    own = len(holder.blocks_by_pin[first]) - 100
+    assert holder.count_freeable(others, 10_000) == len(held) - 100 - own
+
+
+def test_a_request_without_the_prefix_cache_does_not_wait_for_its_own_pin(
+    make_engine, monkeypatch
+):
+    """prompt_logprobs: all of it is computed anew, in other blocks."""
+    skips = lambda request: request.request_id == "A-2"  # noqa: E731
+    monkeypatch.setattr(Request, "get_skip_reading_prefix_cache", skips)
+    engine = make_engine(num_blocks=101, extra_config={"policy": "adaptive"})
+    hints = {"program_id": "A", "tool": "bash"}
+    context = engine.turn("A-1", range(880), hints=hints)
+    engine.add("R", range(5000, 5070), max_tokens=200, session_id="R")
+    engine.step()
+    assert pinned(engine) > 50
+    engine.add("A-2", [*context, 9], max_tokens=1, hints=hints)
+    assert "A-2" in engine.step().num_scheduled_tokens

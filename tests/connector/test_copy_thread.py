@@ -119,3 +119,5 @@ def test_a_move_that_waits_for_others_does_not_stand_still(thread, monkeypatch):
     assert first.ends()
     assert waiting.ends()
     assert thread.stands_for_s() == 0.0
+    now_s[0] += 60.0
+    assert thread.stands_for_s() == 0.0, "there is none"

@@ -646,6 +646,24 @@ def test_every_process_of_a_server_is_told_what_auto_is(monkeypatch, meant, tier
     assert transfer.kv_load_failure_policy == ("recompute" if meant else "fail")
 
 
+def test_a_copy_is_good_only_if_all_ranks_made_it():
+    copies = demotions.Copies(2)
+    for number in (1, 2):
+        copies.begin(number, "copy")
+    one = CopyReport({1: 1, 2: 1}, set(), {}, can_copy=True)
+    both = one.aggregate(CopyReport({2: 1}, {2}, {}, can_copy=False))
+    assert not both.can_copy
+    assert copies.take_ended(both) == [(2, "copy", False)]
+    assert copies.take_ended(CopyReport({1: 1}, {1})) == [(1, "copy", False)]
+
+
+@pytest.mark.parametrize("option", budget.MUST_BE_ONE)
+def test_a_cache_that_ranks_cut_is_refused(option):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**{option: 2}))
+    with pytest.raises(ConfigError, match=option):
+        budget.count_blocks(load_config({"lower_tier": "cpu"}), config, None)
+
+
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])
 def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
     """Expiry, claims, victims, preemptions, aborts, a full tier: no wrong byte."""
@@ -672,10 +690,42 @@ def test_turns_that_end_alike_are_stored_as_one(make_worker):
     assert index.used_blocks == 0
 
 
-def test_what_one_request_loads_others_wait_for_and_share(below):
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_turns_have_in_common_is_copied_once(make_worker, monkeypatch, fails):
+    """All of them are ordered before the first copy has ended."""
+    engine = make_worker(num_blocks=200, cpu_blocks=100)
+    begin, copied = demotions.CPUDemotions._begin, []
+
+    def noted(self, request_id, *args):
+        store = begin(self, request_id, *args)
+        copied.append(len(store.missing))
+        store.is_dropped = fails and len(copied) == 1  # as where memory was needed
+        return store
+
+    monkeypatch.setattr(demotions.CPUDemotions, "_begin", noted)
+    for name in "abcd":
+        tail = prompt(ord(name), 32) if name != "d" else []
+        engine.add(f"{name}-0", prompt(1, 160) + tail, max_tokens=1, hints=hints(name))
+        engine.step()
+    engine.run()
+    expire(engine)
+    index = lower(engine).tier.index
+    assert sorted(copied) == [1, 2, 12 if fails else 2, 12]
+    assert len(index._turns) == (3 if fails else 4)
+    assert index.used_blocks == 10 + (4 if fails else 6)
+    index.clear()
+    assert index.used_blocks == 0
+
+
+def test_what_one_request_loads_others_wait_for_and_share(below, monkeypatch):
     engine, context = below(num_blocks=200)
+    index, lookups = lower(engine).tier.index, []
+    find = index.find
+    monkeypatch.setattr(index, "find", lambda *a: lookups.append(a) or find(*a))
     for name in "bcde":
         engine.add(f"{name}-0", [*context, 5], max_tokens=2, hints=hints(name))
     engine.run()
     assert promoted(engine) == 12
+    found = [hashes for hashes, *_ in lookups if hashes]
+    assert len(found) == 1, "those that wait do not look it up in every step"
     assert len(engine.finished) >= 4

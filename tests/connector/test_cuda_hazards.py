@@ -67,7 +67,7 @@ def made(monkeypatch):
             return made_context
 
         server.context = context
-        copier = ChunkCopier(caches, config, HINTS)
+        copier = ChunkCopier.of(caches, config, HINTS)
         moves = Threaded(server, copier)
         yield SimpleNamespace(
             cuda=cuda, caches=caches, moves=moves, memory=server.memory, pool=pool

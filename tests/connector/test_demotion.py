@@ -55,7 +55,8 @@ def test_the_tier_is_told_what_was_decided(make, tier):
     engine = make()
     context = engine.turn("a", PROMPT, hints=HINTS)
     engine.turn("b", [*context, 7, 8], hints=HINTS | {"ttl": "9s"})
-    engine.turn("other", range(200, 300), hints={"program_id": "q"}, cache_salt="t")
+    salt = {"cache_salt": "hush"}
+    engine.turn("other", range(200, 300), hints={"program_id": "q"}, **salt)
     engine.add("aborted", PROMPT, max_tokens=50)
     engine.step()
     engine.abort("aborted")
@@ -64,8 +65,7 @@ def test_the_tier_is_told_what_was_decided(make, tier):
     policy, wish, other = tier.ends
     assert policy == TurnEnd("a", policy.program, 5.0, is_final=False, tool=("bash",))
     assert wish == TurnEnd("b", policy.program, 9.0, is_final=True, tool=("bash",))
-    assert other.program != policy.program
-    assert "t" not in other.tool
+    assert "hush" not in other.program, "a secret of the tenant's"
 
 
 @pytest.mark.parametrize("ends", [True, False])

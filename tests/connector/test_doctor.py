@@ -99,10 +99,6 @@ def test_an_untested_vllm_or_a_plugin_list_without_us_is_bad(monkeypatch):
     assert states('{"allow_untested_vllm": true}')["vllm"] == OK
 
 
-def test_a_server_that_does_not_answer():
-    assert states(url="http://127.0.0.1:1")["server"] == BAD
-
-
 #: What other servers, and older ones, could answer at our path.
 FOREIGN = [
     *("<html>", "", "[]", "5", "null", "[" * 100_000, '{"error": "no"}'),

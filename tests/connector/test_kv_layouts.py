@@ -24,7 +24,7 @@ from ttlcache.transfer import Direction
 from ttlcache_connector.copy.engines import make_engines
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout, whole_blocks
 from ttlcache_connector.tiers.cpu.budget import block_bytes
-from ttlcache_connector.tiers.lmcache.copier import BlockCopier, ChunkCopier
+from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def check_round_trip(caches, config, group):
         return blocks_of(caches, list(caches), config, ids)
 
     before, wanted, others = raw.clone(), bytes_of(old), bytes_of(kept)
-    copier = BlockCopier(group, make_engines(CPU))
+    copier = ChunkCopier(group, make_engines(CPU))
     try:
         chunks = chunks_for(group, 2)
         copier.copy(Direction.STORE, [*old, 0, 0, 0], PER_CHUNK, chunks)
@@ -188,7 +188,7 @@ def test_lmcaches_own_order_needs_no_namespace(layout):
     assert (namespace(config) == "") == group.token_major
     ids = [7, 2, 3, 4]
     ours = chunks_for(group, 1)
-    copier = BlockCopier(group, make_engines(CPU))
+    copier = ChunkCopier(group, make_engines(CPU))
     copier.copy(Direction.STORE, ids, PER_CHUNK, ours)
     copier.close()
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
@@ -223,7 +223,7 @@ def test_our_order_under_lmcaches_name_is_refused():
     mixed = registered(KVCacheLayout.LBNHC, mixed_group("l0", "l0.index"))
     assert not read_layout(*mixed).token_major
     with pytest.raises(TransferError, match="another order"):
-        ChunkCopier(*mixed, {})
+        ChunkCopier.of(*mixed, {})
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_other_devices_have_no_engine():
 
 def test_a_failed_copy_is_an_error_and_small_chunks_are_refused():
     caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
-    copier = BlockCopier(read_layout(caches, config), make_engines(CPU))
+    copier = ChunkCopier(read_layout(caches, config), make_engines(CPU))
     with pytest.raises(TransferError, match="a chunk of"):
         copier.copy(
             Direction.STORE, [1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)]

@@ -117,7 +117,7 @@ def threaded(server: Server, tensors: tuple[Any, Any]) -> Iterator[Any]:
     made: list[Threaded] = []
 
     def make(at: Any = server) -> Threaded:
-        made.append(Threaded(at, ChunkCopier(*tensors, HINTS)))
+        made.append(Threaded(at, ChunkCopier.of(*tensors, HINTS)))
         return made[-1]
 
     yield make
@@ -264,7 +264,7 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     chunks = context._build_slot_tensors(server.slots())
     cuda.take_over(pool.data_ptr(), pool.numel(), "device")
     cuda.take_over(chunks[0].data_ptr(), len(server.memory), "pageable")
-    copier = ChunkCopier(caches, config, HINTS)
+    copier = ChunkCopier.of(caches, config, HINTS)
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
@@ -283,7 +283,7 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
 
 
 def test_memory_must_be_shared(tensors):
-    copier = ChunkCopier(*tensors, HINTS)
+    copier = ChunkCopier.of(*tensors, HINTS)
     with pytest.raises(TransferError, match="shares no memory"):
         copier.attach(SimpleNamespace())
     copier.close()
@@ -292,7 +292,7 @@ def test_memory_must_be_shared(tensors):
 def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):
     monkeypatch.setattr(copier_module, "_block_bytes", lambda *_: 4096)
     with pytest.raises(TransferError, match="for which LMCache has 4096"):
-        ChunkCopier(*tensors, HINTS)
+        ChunkCopier.of(*tensors, HINTS)
 
 
 class Adapter(SimpleNamespace):

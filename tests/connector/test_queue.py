@@ -24,11 +24,15 @@ class Rig:
         self.overdue = 0
         self.moved: dict[str, tuple[int, ...]] = {}
         self.newcomers: set[str] = set()
+        self.arrived_s: dict[str, float] = {}
         self._max_wait_s = max_wait_s
         self.queue = ProgramQueue(self, lambda: self.now_s)
 
     def priority(self, request: Request) -> tuple[int, ...]:
         return self.keys[request.request_id]
+
+    def queued_s(self, request: Request) -> float | None:
+        return self.arrived_s.get(request.request_id)
 
     def is_newcomer(self, request: Request) -> bool:
         return request.request_id in self.newcomers
@@ -107,6 +111,26 @@ def test_age_starts_again_after_admission():
     rig.add("a", 9)
     rig.add("b", 1)
     assert rig.queue.peek_request().request_id == "b"
+
+
+def test_a_request_whose_load_failed_has_waited_since_it_arrived():
+    rig = Rig(max_wait_s=10.0)
+    rig.add("late", 1)
+    rig.arrived_s["failed"], rig.now_s = 0.0, 9.0
+    assert rig.queue.pop_request().request_id == "late"
+    rig.add("later", 1)
+    rig.now_s = 12.0
+    rig.add("failed", 9)  # vLLM took it out when its load began
+    assert rig.pop_all() == ["failed", "later"]
+
+
+def test_requests_of_one_age_are_told_apart_by_their_keys():
+    """As after a pause: to take one out must not look at all of them."""
+    rig = Rig()
+    for number in range(50):
+        rig.add(f"r{number}", number)
+    by_age = rig.queue._by_age._entries
+    assert len(set(map(by_age.key, by_age))) == 50
 
 
 def test_places_out_of_date_are_put_right_at_the_head():

@@ -21,10 +21,8 @@ from hypothesis.stateful import (
 )
 from vllm.v1.request import RequestStatus
 
-from bench.stress.wedge import loading
-from bench.stress.wedge.alone import AloneSchedule
 from bench.stress.wedge.engine import ScheduleFailure
-from bench.stress.wedge.run import play, play_alone
+from bench.stress.wedge.run import play
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import random_engine
 from ttlcache.types import Urgency
@@ -152,16 +150,3 @@ def test_the_search_finds_a_wedge(monkeypatch, urgency, seeds):
 def test_the_search_finds_loads_that_vllm_keeps_too_little_for(monkeypatch):
     monkeypatch.setattr(AllocationGuard, "window_reserve_gap_blocks", lambda _self: 0)
     assert "wedge" in failures((1980, 2360))
-
-
-def test_what_is_left_out_is_played_without_us():
-    """Whether vLLM copes is vLLM's; that nothing of ours is in there is not."""
-    schedule = AloneSchedule(3)
-    schedule.start(schedule.draw())
-    scheduler = schedule.engine.scheduler
-    assert type(scheduler).__module__.startswith("vllm.")
-    assert type(scheduler.connector).__name__ == loading.BESIDE.removeprefix("Wedge")
-    config = scheduler.kv_cache_config
-    assert config.has_mamba_layers or len(config.kv_cache_groups) > 1
-    outcomes = [play_alone(seed) for seed in range(12)]
-    assert sum(outcome.steps for outcome in outcomes) > 100

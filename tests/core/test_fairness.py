@@ -277,10 +277,3 @@ def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held()
     assert engine.pinned() == {"A": 8}
     assert engine.reclaim(8, Urgency.WAITING, "b1") == 8
     assert engine.rekeyed == ["a2"]
-
-
-def test_a_held_pin_within_the_quantum_is_safe():
-    engine = make_engine()
-    engine.arrive("b1", [50, 51], program="B")
-    engine.arrive("a2", serve(engine, "a1", "A"), program="A")
-    assert engine.reclaim(1, Urgency.WAITING, "b1") == 0

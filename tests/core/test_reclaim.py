@@ -117,6 +117,14 @@ def test_above_a_tier_that_keeps_them_pins_yield_to_waiting_requests_of_their_te
     assert engine.reclaim(2, WAITING, "b") == freed
 
 
+def test_an_overdue_request_takes_any_pin_but_its_own(engine):
+    engine.arrive("b", pin_blocks(engine, "B", 4), program="B")
+    assert engine.reclaim(1, Urgency.WAITING_ANY_PIN, "b") == 0
+    pin_blocks(engine, "C", 4)
+    assert engine.reclaim(1, Urgency.WAITING_ANY_PIN, "b") == 1
+    assert engine.pinned() == {"B": 4, "C": 3}
+
+
 def test_a_claim_takes_from_pins_whose_turns_stand_behind_it(engine):
     older, younger = pin_blocks(engine, "A", 4), pin_blocks(engine, "B", 4)
     engine.arrive("b", [*younger, 1], program="B")

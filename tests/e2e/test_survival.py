@@ -64,7 +64,9 @@ class Night:
 @pytest.fixture(scope="module")
 def night(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("night")
-    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, hold_reads_s=HOLD_READS_S)
+    held = ["--l1-read-ttl-seconds", str(HOLD_READS_S)]
+    held += ["--session-ttl-seconds", str(HOLD_READS_S)]
+    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, extra=held)
     with TierServer(options, folder / "lmcache.log") as tiers:
         extra = HOLD | {
             "policy_options": {"ttl_s": 30.0},

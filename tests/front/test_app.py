@@ -209,13 +209,7 @@ async def test_headers_for_the_next_hop_alone_go_no_further():
         ("http://upper/base/v1", "http://upper/base/v1"),
         ("http://up/base//upper/v1", "http://up/base//upper/v1"),
         ("/v1/models", "/v1/models"),
-        ("/base/v1/models?a=1", "/v1/models?a=1"),
-        ("/base//upper/v1", "/base//upper/v1"),
-        ("/baseless/v1", "/baseless/v1"),
-        ("http://up:80/base/v1#end%0d%0a", "/v1#end%0d%0a"),
         ("https://up/base/v1", "https://up/base/v1"),
-        ("//up/base/v1", "//up/base/v1"),
-        ("http://[", "http://["),
     ],
 )
 async def test_a_redirect_does_not_lead_behind_the_front(told, given):

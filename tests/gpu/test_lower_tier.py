@@ -26,7 +26,7 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
         cuda = make_engines(torch.device("cuda", 0))
         monkeypatch.setattr(copier_module, "make_engines", lambda _: cuda)
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
-    copier = copier_module.ChunkCopier(caches, config, hints)
+    copier = copier_module.ChunkCopier.of(caches, config, hints)
     assert copier.name == "cupy"
     moves = lower.Threaded(server, copier, caches)
     blocks = [3, 1, 2, 9, 8, 4, 7, 6]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ttlcache.cli.command import command
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
 from ttlcache.cli.plot import plot
@@ -45,11 +46,11 @@ def _command_of(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-for command in (
+for each in (
     _command_of("ttlcache_connector.cli.doctor", "doctor"),
-    _command_of("ttlcache_sim.estimate.cli", "estimate"),
+    command(_command_of("ttlcache_sim.estimate.cli", "estimate")),
     *(top, report, explain, plot, config),
-    _command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"),
-    _command_of("ttlcache_connector.front.cli", "front"),
+    command(_command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers")),
+    command(_command_of("ttlcache_connector.front.cli", "front")),
 ):
-    app.command()(command)
+    app.command()(each)

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.command import one_of, option
+from bench.command import one_of
 from bench.compare.agents import ComparisonOptions
 from bench.compare.fleet.cluster import Cluster, started
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.arms import EngineCounters, read_engine, warm_up
 from bench.serve.replay import Failure, ReplayOptions, replay
+from ttlcache.cli.command import option
 from ttlcache_sim.load.programs import Program
 from ttlcache_sim.metrics import Summary, TurnRecord, by_program, summarize
 

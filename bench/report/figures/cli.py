@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import one_of, option
+from bench.command import one_of
 from bench.report.figures.page import render
 from bench.report.figures.servers import PREFIX
 from bench.report.figures.summary import render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, Sweep
 from bench.sim import run
+from ttlcache.cli.command import option
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Everything that docs/benchmarks.md shows, committed.

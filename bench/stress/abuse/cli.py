@@ -11,12 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import Folders, one_of, option, write_json
+from bench.command import Folders, one_of, write_json
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.stress.abuse.http import AbuseResult
 from bench.stress.soak.watch import MAX_NEW_LINES
 from bench.tables import Check, checks_table, equal, table
+from ttlcache.cli.command import option
 
 #: Agents beside abusive clients, over the same agents and clients on plain vLLM; also
 #: the other tenant's mean JCT under a flood over that without it.

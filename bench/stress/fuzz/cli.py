@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from bench.command import Folders, option, write_json
+from bench.command import Folders, write_json
 from bench.compare.agents import CONNECTOR
 from bench.serve import tiny_model
 from bench.serve.server import SampleKey, ServerOptions, VLLMServer, total
 from bench.stress.fuzz.play import Answer, describe, differences, play
 from bench.stress.fuzz.requests import FuzzRequest, make
 from bench.tables import Check, at_most, checks_table, equal
+from ttlcache.cli.command import option
 
 #: Differences that are printed; all are counted, and in the file.
 MAX_PRINTED = 20

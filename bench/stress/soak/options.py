@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.command import Folders, option
+from bench.command import Folders
 from bench.serve.scaled import SWE_BENCH, synthetic
 from bench.serve.server import ServerOptions
 from bench.stress.soak.agents import ABORT_EXTRA_TOKENS, SHARED_TOKENS
 from bench.stress.soak.watch import PROBE_VARIABLE
+from ttlcache.cli.command import option
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 from ttlcache_connector.role.steps import CHECK_INVARIANTS
 from ttlcache_sim.load.programs import Program

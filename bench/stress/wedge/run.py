@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import track
 
-from bench.command import option
+from ttlcache.cli.command import option
 
 if TYPE_CHECKING:
-    from bench.stress.wedge.schedule import Schedule
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,6 @@ class WedgeOptions:
     n: int = option(10_000, "How many schedules.", "--n", min=1)
     seed: int = option(0, "Seed of the first one.")
     processes: int = option(2, "Parallel processes.", min=1)
-    vllm_alone: bool = option(
-        False,
-        "What is left out otherwise, without us: loads into hybrid caches.",
-        "--vllm-alone",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +44,7 @@ def wedge(options: WedgeOptions, console: Console) -> int:
     `--n 1 --seed SEED`.
     """
     n, steps, failed = options.n, 0, []
-    play_one = play_alone if options.vllm_alone else play
-    outcomes = play_all(options.seed, n, options.processes, play_one)
+    outcomes = play_all(options.seed, n, options.processes)
     for outcome in track(outcomes, description="schedules", total=n, console=console):
         steps += outcome.steps
         if outcome.failure is not None:
@@ -67,19 +61,8 @@ def play(seed: int) -> Outcome:
     # vLLM is slow to import: only where schedules run.
     from bench.stress.wedge.schedule import Schedule
 
-    return _outcome(Schedule, seed)
-
-
-def play_alone(seed: int) -> Outcome:
-    """Run one schedule of what vLLM does by itself."""
-    from bench.stress.wedge.alone import AloneSchedule
-
-    return _outcome(AloneSchedule, seed)
-
-
-def _outcome(schedule: type[Schedule], seed: int) -> Outcome:
     try:
-        return Outcome(seed, schedule(seed).run())
+        return Outcome(seed, Schedule(seed).run())
     except Exception:  # noqa: BLE001 - every exception is a finding
         return Outcome(seed, 0, traceback.format_exc(limit=-6))
 
@@ -88,16 +71,15 @@ def play_all(
     first_seed: int,
     count: int,
     processes: int,
-    play_one: Callable[[int], Outcome] = play,
 ) -> Iterator[Outcome]:
     """Outcomes in the order of seeds `first_seed` … `first_seed + count - 1`."""
     seeds = range(first_seed, first_seed + count)
     if processes == 1:
         _quiet()
-        yield from map(play_one, seeds)
+        yield from map(play, seeds)
         return
     with ProcessPoolExecutor(processes, initializer=_quiet) as pool:
-        yield from pool.map(play_one, seeds, chunksize=8)
+        yield from pool.map(play, seeds, chunksize=8)
 
 
 def _quiet() -> None:

@@ -118,7 +118,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     faults = depth == 1 and not drafts and not hybrid and rng.random() < 0.25
     depth = depth if not drafts else 1 + asynchronous
     # With recurrent states or windows vLLM promises loads fewer blocks than they take,
-    # and so wedges by itself (`bench.stress.wedge.alone`); with windows we prevent it.
+    # and so wedges by itself; with windows we prevent it.
     plain = engine.scheduler_cls is not None
     if faults or engine.mamba_mode is not None or rng.random() > load_share:
         drawn = RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)

@@ -139,23 +139,39 @@ class PinnedBlocks:
         return bool(ref_cnt == pins + self._unpinned_refs.get(last_id, 0))
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
-        seen: Counter[int] = Counter()
-        freeable = 0
+        freeable, refs, table = 0, self._refs, self.pool.blocks
+        # By a block that more pins hold: those that came to it, and what lies before it
+        # in them. That is walked once, however many pins begin so.
+        arrived: Counter[int] = Counter()
+        stopped: dict[int, Counter[tuple[int, ...]]] = {}
         for pin_id in pin_ids:
-            for block in reversed(self.blocks_by_pin.get(pin_id, [])):
-                block_id = block.block_id
-                ours = self._refs[block_id]
-                if block.ref_cnt > ours + self._unpinned_refs.get(block_id, 0):
-                    if self.is_divisible:
-                        break  # who uses it uses all that stand before it
-                    continue
-                if ours > 1:  # free once the last of these pins ends
-                    seen[block_id] += 1
-                    if seen[block_id] < ours:
+            walks = [(tuple(ids_of(self.blocks_by_pin.get(pin_id, ()))), 1)]
+            while walks:  # from the end: a block is free with all that lie behind it
+                ids, pins = walks.pop()
+                for left in reversed(range(len(ids))):
+                    block_id, ours = ids[left], refs[ids[left]]
+                    used = ours + self._unpinned_refs.get(block_id, 0)
+                    if table[block_id].ref_cnt > used:
+                        if self.is_divisible:
+                            break  # who uses it uses all that stand before it
                         continue
-                freeable += 1
-                if freeable >= enough:
-                    return freeable
+                    stops = False
+                    if ours <= pins:
+                        freeable += 1
+                    else:  # free once the last of these pins ends
+                        arrived[block_id] += pins
+                        before = map(refs.__getitem__, ids[:left])
+                        # Fewer pins have one that vLLM computed twice.
+                        stops = self.is_divisible and min(before, default=ours) >= ours
+                        if stops:
+                            stopped.setdefault(block_id, Counter())[ids[:left]] += pins
+                        if arrived[block_id] == ours:
+                            freeable += 1
+                            walks += stopped.pop(block_id, Counter()).items()
+                    if freeable >= enough:
+                        return freeable
+                    if stops:
+                        break
         return freeable
 
     def pressure(self) -> Pressure:

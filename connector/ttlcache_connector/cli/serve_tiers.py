@@ -11,97 +11,28 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from ttlcache.cli.common import fail
 from ttlcache.errors import TTLCacheError, UnsupportedEngineError
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.lmcache_server.launch import TierOptions
-
-_DEFAULTS = TierOptions()
+from ttlcache_connector.lmcache_server.launch import DISK_GB, TierOptions
 
 
-def serve_tiers(
-    cpu_gb: Annotated[
-        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01, max=1e9)
-    ] = _DEFAULTS.cpu_gb,
-    disk: Annotated[
-        Path | None, typer.Option(help="Folder of the disk tier; none by default.")
-    ] = None,
-    disk_gb: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Size of the disk tier, in GB ({_DEFAULTS.disk_gb:g}).",
-            min=0.01,
-            max=1e9,
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
-    port: Annotated[
-        int, typer.Option(help="Port for vLLM.", min=1, max=65535)
-    ] = _DEFAULTS.port,
-    http_host: Annotated[
-        str,
-        typer.Option(
-            help="Address of LMCache's own HTTP interface: /metrics, /healthcheck, and "
-            "administration without a password."
-        ),
-    ] = _DEFAULTS.http_host,
-    http_port: Annotated[
-        int, typer.Option(help="Port of that interface.", min=1, max=65535)
-    ] = _DEFAULTS.http_port,
-    chunk_tokens: Annotated[
-        int,
-        typer.Option(help="Smallest unit stored; a multiple of vLLM's block.", min=1),
-    ] = _DEFAULTS.chunk_tokens,
-    retention: Annotated[
-        bool,
-        typer.Option(
-            "--retention",
-            help="Evict from CPU memory by program, as told by the connector, not by "
-            "LMCache's LRU.",
-        ),
-    ] = False,
-    allow_untested: Annotated[
-        bool,
-        typer.Option(
-            "--allow-untested", help="Run on versions that were not tested together."
-        ),
-    ] = False,
-    print_only: Annotated[
-        bool, typer.Option("--print-only", help="Print both command lines and end.")
-    ] = False,
-    server_args: Annotated[
-        list[str] | None, typer.Argument(help="More arguments for lmcache server.")
-    ] = None,
-) -> None:
+def serve_tiers(options: TierOptions, _: Console) -> int:
     """Run an LMCache server below TTLConnector: CPU memory and disk."""
     with _fail_in_one_line():
-        requirements.check_vllm(allow_untested=allow_untested)
-        requirements.check_lmcache_tier(allow_untested=allow_untested)
-    options = TierOptions(
-        cpu_gb=cpu_gb,
-        disk=disk,
-        disk_gb=disk_gb or _DEFAULTS.disk_gb,
-        host=host,
-        port=port,
-        http_host=http_host,
-        http_port=http_port,
-        chunk_tokens=chunk_tokens,
-        retention=retention,
-        allow_untested=allow_untested,
-        extra=tuple(server_args or ()),
-    )
-    if disk_gb is not None and disk is None:
+        requirements.check_vllm(allow_untested=options.allow_untested)
+        requirements.check_lmcache_tier(allow_untested=options.allow_untested)
+    if options.disk_gb is not None and options.disk is None:
         fail("--disk-gb is the size of a disk tier: say where with --disk")
     typer.echo("Start vLLM with:\n")
     typer.echo(f"  vllm serve MODEL {options.vllm_flag()}\n")
-    if print_only:
+    if options.print_only:
         typer.echo(shlex.join(options.command()))
-        return
+        return 0
     if _is_taken(options.host, options.port):
         # Before anything of the server that runs there is touched.
         fail(
@@ -120,7 +51,7 @@ def serve_tiers(
     options.segment.unlink(missing_ok=True)  # of a server that was killed
     try:
         _check_room(options)
-        raise typer.Exit(_run(options, lock.fileno()))
+        return _run(options, lock.fileno())
     finally:
         shutil.rmtree(place, ignore_errors=True)  # another user may be next
 
@@ -160,15 +91,11 @@ def _check_room(options: TierOptions) -> None:
         sizes = f"{options.cpu_gb:g}, this machine has {available_gb:.3g} GB available"
         fail(f"--cpu-gb is {sizes}")
     if options.disk is not None:
-        kept = sum(path.stat().st_blocks * 512 for path in options.disk.rglob("*.kv"))
-        disk_gb = (shutil.disk_usage(options.disk).free + kept) / 1e9
-        if disk_gb < options.disk_gb:
-            typer.echo(
-                f"warning: {options.disk} has room for {disk_gb:.1f} GB, less than "
-                f"--disk-gb {options.disk_gb:g}: once the file system is full, each "
-                "store fails once before another object makes way for it",
-                err=True,
-            )
+        ours = sum(path.stat().st_blocks * 512 for path in options.disk.rglob("*.kv"))
+        disk_gb = (shutil.disk_usage(options.disk).free + ours) / 1e9
+        if disk_gb < (options.disk_gb or DISK_GB):
+            text = f"{options.disk} has room for {disk_gb:.1f} GB, less than --disk-gb"
+            typer.echo(f"warning: {text}: stores will fail", err=True)
     room_gb = shutil.disk_usage(options.segment.parent).free / 1e9
     if room_gb < options.cpu_gb:
         typer.echo(

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
 import typer
+from rich.console import Console
 
+from ttlcache.cli.command import REQUIRED, option
 from ttlcache.cli.common import fail
 from ttlcache.errors import ConfigError
 
 
-def front(
-    upstream: Annotated[
-        str, typer.Option(help="The router (or one vLLM), e.g. http://router:30000.")
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on.", min=0, max=65535)
-    ] = 8080,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            help="Data-parallel ranks of the one vLLM behind: each program keeps to "
-            "one, by X-data-parallel-rank. 0 where a router chooses them.",
-            min=0,
-        ),
-    ] = 0,
-    keep_alive_s: Annotated[
-        int,
-        typer.Option(
-            help="Seconds that an idle connection of a client stays open: more than a "
-            "load balancer before the front keeps it.",
-            min=1,
-        ),
-    ] = 5,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class FrontOptions:
+    """Where it listens, and for whom."""
+
+    upstream: str = option(
+        REQUIRED, "The router (or one vLLM), e.g. http://router:30000."
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8080, "Port to listen on.", min=0, max=65535)
+    ranks: int = option(
+        0,
+        "Data-parallel ranks of the one vLLM behind: each program keeps to one, by "
+        "X-data-parallel-rank. 0 where a router chooses them.",
+        min=0,
+    )
+    keep_alive_s: int = option(
+        5,
+        "Seconds that an idle connection of a client stays open: more than a load "
+        "balancer before the front keeps it.",
+        min=1,
+    )
+
+
+def front(options: FrontOptions, console: Console) -> None:
     """Give programs without a session id a stable one, before a router."""
     try:
         import uvicorn
@@ -43,17 +44,18 @@ def front(
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
     try:
-        app = Front(upstream, ranks)
+        app = Front(options.upstream, options.ranks)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-    typer.echo(f"ttlcache front: http://{host}:{port} before {upstream}", err=True)
+    address = f"http://{options.host}:{options.port}"
+    console.print(f"ttlcache front: {address} before {options.upstream}", markup=False)
     # Nothing ends a stream but its upstream and its client; log lines a request
     # would be most of the proxy's work. `date` and `server` are the upstream's.
     uvicorn.run(
         app,
-        host=host,
-        port=port,
-        timeout_keep_alive=keep_alive_s,
+        host=options.host,
+        port=options.port,
+        timeout_keep_alive=options.keep_alive_s,
         access_log=False,
         log_level="warning",
         date_header=False,

@@ -116,21 +116,10 @@ class Upstream:
 
     def _outside(self, name: bytes, value: bytes) -> bytes:
         """`Location` as clients can follow it: they do not reach the upstream."""
-        if name.lower() != b"location":
-            return value
-        try:
-            told = httpx.URL(value.decode("latin-1"))
-        except httpx.InvalidURL:
-            return value
-        if told.host and _address(told) != _address(self._url):
-            return value
-        base = self._url.raw_path.rstrip(b"/")
-        path = told.raw_path.removeprefix(base)
+        path = value.removeprefix(str(self._url).rstrip("/").encode())
         # Two slashes would begin another host.
-        below = path.startswith(b"/") and not path.startswith(b"//")
-        if not below or (base and path == told.raw_path):
-            return value
-        return path + b"".join(value.partition(b"#")[1:])
+        is_path = path.startswith(b"/") and not path.startswith(b"//")
+        return path if name.lower() == b"location" and is_path else value
 
     def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
         # Not the client's own builder: it adds headers, such as encodings that this
@@ -147,10 +136,6 @@ class Upstream:
         raw = self._url.raw_path.rstrip(b"/") + scope["path"].encode("latin-1")
         query = scope.get("query_string", b"")
         return self._url.copy_with(raw_path=raw + (b"?" + query if query else b""))
-
-
-def _address(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
 
 
 def upstream_client() -> httpx.AsyncClient:

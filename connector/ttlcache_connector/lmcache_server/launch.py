@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ttlcache.cli.command import argument, option
+
 #: LMCache ships no `python -m` entry of its own.
 _RUN = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; main()"
 
 
 #: On disk, what nobody used for so long is removed, whatever room there is.
 DISK_TTL_S = 30 * 86_400.0
-#: As many store, as many load. LMCache's have 4, which digest nothing.
-DISK_THREADS = 8
+#: Size of the disk tier where none is given.
+DISK_GB = 100.0
+#: Seconds for which a context that was found stays in place while its request queues.
+HOLD_READS_S = 1800
 
 
 def _reached_at(host: str) -> str:
@@ -30,24 +34,35 @@ def _reached_at(host: str) -> str:
 class TierOptions:
     """What the tiers are to hold (GB of 1e9 bytes), and where the server listens."""
 
-    cpu_gb: float = 20.0
-    disk: Path | None = None
-    """Folder of the disk tier, None for no disk tier."""
-    disk_gb: float = 100.0
-    host: str = "127.0.0.1"
-    port: int = 5555
-    http_host: str = "127.0.0.1"
-    """LMCache's HTTP interface administers it and asks nobody for a key."""
-    http_port: int = 8090
-    chunk_tokens: int = 256
-    """Smallest unit that is stored; a multiple of vLLM's block size."""
-    hold_reads_s: int = 1800
-    """How long a found context stays where it is while its request queues."""
-    retention: bool = False
-    """Deadlines and programs decide what leaves CPU memory, not LMCache's LRU."""
-    allow_untested: bool = False
-    """Run on an LMCache that was not tested."""
-    extra: tuple[str, ...] = ()
+    cpu_gb: float = option(20.0, "CPU memory for KV, in GB.", min=0.01, max=1e9)
+    disk: Path | None = option(None, "Folder of the disk tier; none by default.")
+    disk_gb: float | None = option(
+        None, f"Size of the disk tier, in GB ({DISK_GB:g}).", min=0.01, max=1e9
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(5555, "Port for vLLM.", min=1, max=65535)
+    http_host: str = option(
+        "127.0.0.1",
+        "Address of LMCache's own HTTP interface: /metrics, /healthcheck, and "
+        "administration without a password.",
+    )
+    http_port: int = option(8090, "Port of that interface.", min=1, max=65535)
+    chunk_tokens: int = option(
+        256, "Smallest unit stored; a multiple of vLLM's block.", min=1
+    )
+    retention: bool = option(
+        False,
+        "Evict from CPU memory by program, as told by the connector, not by "
+        "LMCache's LRU.",
+        "--retention",
+    )
+    allow_untested: bool = option(
+        False, "Run on versions that were not tested together.", "--allow-untested"
+    )
+    print_only: bool = option(
+        False, "Print both command lines and end.", "--print-only"
+    )
+    extra: list[str] | None = argument("More arguments for lmcache server.", None)
 
     @property
     def shm_name(self) -> str:
@@ -79,16 +94,16 @@ class TierOptions:
             *("--max-workers", "4"),
             # What came up from disk for a turn is asked for again by the next one.
             *("--l2-prefetch-policy", "retain"),
-            *("--l1-read-ttl-seconds", str(self.hold_reads_s)),
+            *("--l1-read-ttl-seconds", str(HOLD_READS_S)),
             # Of a store that was given up: until then a prefix ends at its chunks.
             *("--l1-write-ttl-seconds", "300"),
-            *("--session-ttl-seconds", str(self.hold_reads_s)),
+            *("--session-ttl-seconds", str(HOLD_READS_S)),
         ]
         if self.disk is not None:
             args += ["--l2-adapter", json.dumps(self._disk_adapter())]
         for module in self._modules():
             args += ["--server-module", json.dumps(module)]
-        return [*args, *self.extra]
+        return [*args, *(self.extra or ())]
 
     def environment(self) -> dict[str, str]:
         """What the server's environment needs on top of ours."""
@@ -127,9 +142,8 @@ class TierOptions:
             "class_name": "TTLL2Adapter",
             "adapter_params": {
                 "path": str(self.disk),
-                "disk_bytes": round(self.disk_gb * 1e9),
+                "disk_bytes": round((self.disk_gb or DISK_GB) * 1e9),
                 "disk_ttl_s": DISK_TTL_S,
-                "num_threads": DISK_THREADS,
                 "allow_untested_lmcache": self.allow_untested,
             },
         }

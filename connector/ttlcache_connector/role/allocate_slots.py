@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.request import RequestStatus
 
-from ttlcache.types import Admission, Urgency
+from ttlcache.types import Urgency
 from ttlcache_connector.faults import guarded
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
+    from ttlcache_connector.connector import TTLConnector
     from ttlcache_connector.role.engine_link import EngineLink, Prefills
     from ttlcache_connector.role.teardown import Teardown
 
@@ -60,29 +61,19 @@ def groups_of(manager: KVCacheManager) -> list[Group]:
     return found
 
 
-class MemoryCallbacks(Protocol):
-    """`TTLConnector.admission` and `.eviction`: `SchedulingCallbacks` answers them."""
-
-    def admission(self, request: Request, needed_blocks: int) -> Admission: ...
-
-    def eviction(
-        self, needed_blocks: int, request: Request, urgency: Urgency
-    ) -> int: ...
-
-
 class AllocationGuard:
     """Retries failed allocations after pins gave way."""
 
     def __init__(
         self,
         manager: KVCacheManager,
-        callbacks: MemoryCallbacks,
+        connector: TTLConnector,
         engine: EngineLink,
         prefills: Prefills,
         teardown: Teardown,
     ) -> None:
         self._manager = manager
-        self._callbacks = callbacks
+        self._connector = connector
         self._engine, self._prefills = engine, prefills
         self._teardown, self.faults = teardown, teardown.faults
         self._allocate: Callable[..., Any] = manager.allocate_slots
@@ -111,7 +102,7 @@ class AllocationGuard:
             if self._failed_not_for_memory(missing, urgency):
                 return None
             needed = max(2 * needed, missing, 1)
-            if not self._callbacks.eviction(needed, request, urgency):
+            if not self._connector.eviction(needed, request, urgency):
                 return None
             blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
             if blocks is not None:

@@ -20,7 +20,6 @@ from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
 from ttlcache_connector.role.allocate_slots import (
     AllocationGuard,
-    MemoryCallbacks,
     groups_of,
 )
 from ttlcache_connector.role.engine_link import EngineLink, Prefills
@@ -38,6 +37,8 @@ from ttlcache_lmcache import compat
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    from ttlcache_connector.connector import TTLConnector
 
 
 class SchedulerRoleBuilder:
@@ -70,13 +71,11 @@ class SchedulerRoleBuilder:
         by_request = ordering_in_force(config) == "request-fcfs"
         self.engine = EngineLink(vllm_config.scheduler_config, by_request=by_request)
 
-    def bind(
-        self, manager: KVCacheManager, callbacks: MemoryCallbacks
-    ) -> SchedulerRole:
+    def bind(self, manager: KVCacheManager, connector: TTLConnector) -> SchedulerRole:
         """The role over the engine's pool; from now on turns are retained.
 
         Args:
-            callbacks: asked where an allocation fails.
+            connector: asked where an allocation fails.
 
         Raises:
             ConfigError: a policy or a folder for recordings that cannot be used.
@@ -93,7 +92,7 @@ class SchedulerRoleBuilder:
             status,
         )
         AllocationGuard(
-            manager, callbacks, parts.engine, parts.prefills, teardown
+            manager, connector, parts.engine, parts.prefills, teardown
         ).install()
         return role
 

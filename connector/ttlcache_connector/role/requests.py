@@ -82,6 +82,7 @@ class RequestEvents:
                 tenant=request.cache_salt or "",
                 session_id=request.session_id,
                 user_priority=self._engine.user_priority(request),
+                reads_cache=not request.skip_reading_prefix_cache,
             )
         )
         self._log_divergence(record)
@@ -95,11 +96,11 @@ class RequestEvents:
         self.note_local_hit(request, hit_tokens)
         if not self._lower.is_configured:
             return 0, False
+        if self._lower.is_up() and self.is_loaded_by_another(request, hit_tokens):
+            return None, False  # it hits GPU memory soon, and takes no blocks for it
         found = self._lower.match(
             request, hit_tokens, self.lookup_limit_tokens(request)
         )
-        if found.tokens and self.is_loaded_by_another(request, hit_tokens):
-            return None, False  # it hits GPU memory soon, and takes no blocks for it
         if found.is_answered:
             self.on_tier_lookup(request)
         return found.tokens, bool(found.tokens)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
-    from ttlcache_connector.role.allocate_slots import Group, MemoryCallbacks
+    from ttlcache_connector.connector import TTLConnector
+    from ttlcache_connector.role.allocate_slots import Group
     from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.teardown import Teardown
 
@@ -55,6 +56,12 @@ class SchedulingCallbacks:
     def refresh_place(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
         return self._controller.queue.refresh_place(request.request_id)
+
+    @guarded()
+    def queued_s(self, request: Request) -> float | None:
+        """See `TTLConnector.queued_s`."""
+        record = self._controller.requests.get(request.request_id)
+        return None if record is None else record.queued_s
 
     @guarded(fallback=math.inf)
     def max_wait_s(self) -> float:
@@ -102,9 +109,7 @@ class SchedulingCallbacks:
         return self._controller.memory.is_newcomer(request.request_id)
 
     @guarded(fallback=False)
-    def holds_back(
-        self, ask: MemoryCallbacks, request: Request, hit_tokens: int
-    ) -> bool:
+    def holds_back(self, ask: TTLConnector, request: Request, hit_tokens: int) -> bool:
         """Whether admission control keeps the head of our queue out of this step.
 
         All newcomers wait then. Others pass for a quantum if it is only the growth of

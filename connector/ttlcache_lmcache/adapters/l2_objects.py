@@ -58,22 +58,17 @@ class L2Notifications:
 
     def stored(self, raws: Sequence[bytes]) -> None:
         """Objects were stored."""
-        new: dict[bytes, int] = {}
         with self._lock:
-            for raw in raws:
-                header = self._find(raw)
-                if header is not None and raw not in self._told:
-                    new[raw] = self._told[raw] = header.size
+            found = {raw: self._find(raw) for raw in raws if raw not in self._told}
+            new = {raw: header.size for raw, header in found.items() if header}
+            self._told |= new
             _tell(self._notify_stored, new)
 
     def removed(self, gone: Sequence[bytes]) -> None:
         """Objects went away."""
-        old: dict[bytes, int] = {}
         with self._lock:
-            for raw in gone:
-                if raw in self._told and self._find(raw) is None:
-                    old[raw] = self._told.pop(raw)
-            _tell(self._notify_deleted, old)
+            gone = [raw for raw in gone if raw in self._told and not self._find(raw)]
+            _tell(self._notify_deleted, {raw: self._told.pop(raw) for raw in gone})
 
 
 def _tell(notify: Notify, objects: dict[bytes, int]) -> None:

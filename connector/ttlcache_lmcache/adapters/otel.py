@@ -10,13 +10,6 @@ from opentelemetry import metrics
 
 from ttlcache_lmcache.retention.l1_tier import Tier
 
-#: Gauges by the key of `Tier.status`.
-GAUGES = {
-    "programs": "Programs remembered.",
-    "programs_running": "Programs of which a request runs.",
-    "programs_in_ttl": "Idle programs inside a client's TTL.",
-    "l1_objects": "Objects in L1.",
-}
 #: Counters by the key of `Tier.counts`.
 COUNTERS = {
     "turns_continued": "Turns recognised as going on with a program.",
@@ -34,14 +27,11 @@ def export(tier: Tier, errors: Mapping[str, int]) -> None:
     """Register them; read whenever LMCache's metrics are."""
     meter = metrics.get_meter("ttlcache")
 
-    def told(read: Callable[[], Mapping[str, Any]], key: str) -> list[Any]:
-        return [lambda _options: [metrics.Observation(read().get(key, 0))]]
+    def told(key: str) -> list[Any]:
+        return [lambda _options: [metrics.Observation(tier.counts[key])]]
 
-    for key, text in GAUGES.items():
-        read = told(tier.status, key)
-        meter.create_observable_gauge(_PREFIX + key, read, description=text)
     for key, text in COUNTERS.items():
-        read = told(lambda: tier.counts, key)
+        read = told(key)
         meter.create_observable_counter(_PREFIX + key, read, description=text)
     text = "Exceptions in our hooks."
     _export_by_label("ttlcache", "hook_errors", "hook", text, lambda: dict(errors))

@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ttlcache.cli.command import argument, option
 from ttlcache_sim.arm import Arm
 from ttlcache_sim.estimate.sessions import Sessions
 from ttlcache_sim.load.workload import WorkloadSpec
 from ttlcache_sim.settings import Cell, EngineSetting
+from ttlcache_sim.steps.hardware import HARDWARE
 from ttlcache_sim.steps.models import BYTES_PER_NUMBER, MODELS
 from ttlcache_sim.steps.profile import load_profile
 
@@ -46,26 +48,24 @@ _UTILIZATION, _ACTIVATIONS_GB = 0.92, 3.0
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
-    """Whose sessions, and the server that they would have.
+    """Whose sessions, and the server that they would have."""
 
-    paths: logs, or folders of them. model, gpu: of `MODELS` and `HARDWARE`.
-    profile: measured step times; None: the GPU's roofline.
-    blocks: KV pool in vLLM's blocks; 0: what the GPU has.
-    gpu_gb: memory of a GPU; 0: as it is sold.
-    rate: programs a second; 0: shares of the capacity.
-    programs: of a run; 0: what two minutes allow, or six.
-    out: folder of the picture and the numbers.
-    """
-
-    paths: tuple[Path, ...]
-    model: str = "llama-3.1-8b"
-    gpu: str = "a100-80"
-    profile: Path | None = None
-    blocks: int = 0
-    gpu_gb: float = 0.0
-    rate: float = 0.0
-    programs: int = 0
-    out: Path = Path("out/estimate")
+    paths: list[Path] = argument("Logs: files, or folders.")
+    model: str = option("llama-3.1-8b", f"One of {', '.join(MODELS)}.")
+    gpu: str = option("a100-80", f"One of {', '.join(HARDWARE)}.")
+    profile: Path | None = option(None, "Measured step times, in place of a roofline.")
+    blocks: int = option(0, "KV pool in vLLM's blocks; 0: what the GPU has.", min=0)
+    gpu_gb: float = option(0.0, "GB of a GPU; 0: as it is sold.", min=0, max=1e4)
+    rate: float = option(
+        0.0, "Programs a second; 0: shares of the capacity.", min=0, max=1e6
+    )
+    programs: int = option(
+        0,
+        f"Programs of a run, {MIN_PROGRAMS} at least; 0: as many as run in two to six "
+        "minutes.",
+        min=0,
+    )
+    out: Path = option(Path("out/estimate"), "Folder of the picture and the numbers.")
 
 
 @dataclass(frozen=True, slots=True)

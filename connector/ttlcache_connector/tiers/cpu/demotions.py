@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: A direction of which no copy ends for so long is stalled.
 COPY_TIMEOUT_S = 10.0
+#: Blocks of turns that are looked at in a step; what else is due waits for the next.
+BLOCKS_A_STEP = 8_192
 
 K = TypeVar("K", bound="int | str")
 C = TypeVar("C")
@@ -90,6 +92,7 @@ class _Store:
 
     missing: what is copied, as far as there is room for it.
     kept: what was there before, by its hash.
+    hashes: of what this store alone brings.
     """
 
     request_id: str
@@ -97,7 +100,7 @@ class _Store:
     missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]]
     targets: list[KVCacheBlock]
     kept: dict[Any, KVCacheBlock]
-    is_partial: bool
+    hashes: list[Any]
     is_dropped: bool = False
 
 
@@ -126,6 +129,7 @@ class CPUDemotions(TierDemotions):
         self._turns: dict[str, _Turn] = {}
         self.due: dict[str, None] = {}  # to be ordered, in this order
         self.copies: Copies[int, _Store] = Copies(ranks)
+        self._store_of: dict[Any, _Store] = {}  # under way, by a block's hash
         self._orders: dict[int, BlockCopy] = {}
         self.releasable: list[str] = []
         self.outcomes: list[str] = []
@@ -181,11 +185,13 @@ class CPUDemotions(TierDemotions):
         unwritten: blocks whose content is not there yet.
         is_up: others may begin; without that what is due is dropped.
         """
-        while self.due:
+        num_blocks = 0
+        while self.due and num_blocks < BLOCKS_A_STEP:
             request_id = next(iter(self.due))
             del self.due[request_id]
             self.releasable.append(request_id)
             turn = self._turns.pop(request_id)
+            num_blocks += len(turn.sources)
             if not is_up:
                 self.outcomes.append("dropped")
                 continue
@@ -232,40 +238,71 @@ class CPUDemotions(TierDemotions):
         self.drop_copies()
 
     def _begin(self, request_id: str, turn: _Turn, unwritten: set[int]) -> _Store:
-        """Copy what is not there yet and still in GPU memory."""
+        """Copy what is not there yet, nor on its way, and still in GPU memory."""
+
+        def can_be_copied(source: KVCacheBlock, block_hash: Any) -> bool:
+            has_it = source.block_hash == block_hash
+            return has_it and source.block_id not in unwritten
+
         kept: dict[Any, KVCacheBlock] = {}
-        missing: list[tuple[KVCacheBlock, vllm_internals.BlockHashes]] = []
+        wanted: list[KVCacheBlock] = []
+        coming: list[tuple[KVCacheBlock, Any]] = []
+        is_whole = True
         for source, block_hash in turn.sources:
             there = self._index.block_of(block_hash)
+            other = self._store_of.get(block_hash)
             if there is not None:
                 kept[block_hash] = there
-            elif source.block_hash == block_hash and source.block_id not in unwritten:
-                hashes = vllm_internals.hashes_of(self._pool, source)
-                missing.append((source, hashes))
-            elif not self._has_groups:
-                break  # a hit ends here
+            elif other is not None and not other.is_dropped:
+                coming.append((source, block_hash))
+            elif can_be_copied(source, block_hash):
+                wanted.append(source)
+            else:
+                is_whole = False
+                if not self._has_groups:
+                    break  # a hit ends here
+        if coming and not wanted and can_be_copied(*coming[-1]):
+            # Its end is behind those of the others that bring the rest.
+            wanted = [coming[-1][0]]
         self._index.lock(list(kept.values()))
-        wanted = len(missing)
-        if self._has_groups and wanted > self._index.count_obtainable():
-            wanted = 0  # a part of one group's blocks is a hit for none
-        targets = self._index.make_room(wanted)
-        partial = len(kept) + len(targets) < len(turn.sources)
-        missing = missing[: len(targets)]
-        self._held.hold([source for source, _ in missing])
-        return _Store(request_id, turn, missing, targets, kept, partial)
+        if self._has_groups and not (
+            is_whole and len(wanted) <= self._index.count_obtainable()
+        ):
+            wanted = []  # a part of one group's blocks is a hit for none
+        targets = self._index.make_room(len(wanted))
+        wanted = wanted[: len(targets)]
+        self._held.hold(wanted)
+        hashes_of = vllm_internals.hashes_of
+        missing = [(source, hashes_of(self._pool, source)) for source in wanted]
+        brought = [hashes[0][0] for _, hashes in missing]
+        store = _Store(request_id, turn, missing, targets, kept, brought)
+        self._store_of.update(dict.fromkeys(brought, store))
+        return store
 
     def _end(self, store: _Store, *, is_ok: bool) -> None:
         """Every rank has copied: the turn can be found from now on."""
+        for block_hash in store.hashes:
+            if self._store_of.get(block_hash) is store:
+                del self._store_of[block_hash]
         self._held.release([source for source, _ in store.missing])
         if store.is_dropped or not is_ok:
             self.outcomes.append("dropped" if is_ok else "failed")
             self._index.unlock([*store.kept.values(), *store.targets])
             return
-        self.outcomes.append("dropped" if store.is_partial else "stored")
         there = store.kept
         for target, (_, hashes) in zip(store.targets, store.missing, strict=True):
             (block_hash, *_), _ = hashes
             there[block_hash] = self._index.set_content(target, hashes)
-        blocks = [there[h] for _, h in store.turn.sources if h in there]
+        blocks = []
+        for _, block_hash in store.turn.sources:
+            block = there.get(block_hash)
+            if block is None:
+                block = self._index.block_of(block_hash)  # brought by another
+                if block is None:
+                    continue
+                self._index.lock([block])
+            blocks.append(block)
+        is_partial = len(blocks) < len(store.turn.sources)
+        self.outcomes.append("dropped" if is_partial else "stored")
         turn = StoredTurn(store.turn.program, store.turn.deadline_s, blocks)
         self._index.keep(store.request_id, turn)

@@ -9,11 +9,12 @@ references up. Its blocks can still be hit until others take them.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sortedcontainers import SortedList
 
 from ttlcache_connector.engine import vllm_internals
 
@@ -94,8 +95,7 @@ class HostIndex:
         self._pool = self._coordinator.block_pool
         self._locks = HeldBlocks(self._pool)  # of copies
         self._turns: dict[str, StoredTurn] = {}
-        # A heap, with entries of turns that are gone.
-        self._by_deadline: list[tuple[float, str]] = []
+        self._by_deadline: SortedList[tuple[float, str]] = SortedList()
         self.version = 0  # changes with what can be found
         # By last block: any number of requests may end alike, and take no memory.
         self._by_last_block: dict[int, str] = {}
@@ -147,10 +147,8 @@ class HostIndex:
         Each has one reference, which is the caller's until `unlock` or `keep`.
         """
         while self._pool.get_num_free_blocks() < count and self._turns:
-            deadline_s, request_id = heapq.heappop(self._by_deadline)
-            turn = self._turns.get(request_id)
-            if turn is not None and turn.deadline_s == deadline_s:
-                self.drop(request_id)
+            _, request_id = self._by_deadline[0]
+            self.drop(request_id)
         free = min(count, self._pool.get_num_free_blocks())
         blocks = list(self._pool.get_new_blocks(free))
         self.version += 1
@@ -192,11 +190,7 @@ class HostIndex:
                 turn.program = None  # the end of one drops it not for the other
             self.drop(self._by_last_block[last])
         self._turns[request_id], self._by_last_block[last] = turn, request_id
-        if len(self._by_deadline) > 2 * len(self._turns):
-            self._by_deadline = [(t.deadline_s, i) for i, t in self._turns.items()]
-            heapq.heapify(self._by_deadline)
-        else:
-            heapq.heappush(self._by_deadline, (turn.deadline_s, request_id))
+        self._by_deadline.add((turn.deadline_s, request_id))
         if turn.program is not None:
             # An earlier turn of which this one is a continuation keeps nothing alone.
             ids = {block.block_id for block in turn.blocks}
@@ -212,6 +206,7 @@ class HostIndex:
         if turn is None:
             return
         del self._by_last_block[turn.last_block_id]
+        self._by_deadline.remove((turn.deadline_s, request_id))
         if turn.program is not None:
             own = self._of_program[turn.program]
             own.discard(request_id)

@@ -30,8 +30,8 @@ log = logger(__name__)
 SLOW_COPY_S = 60.0
 
 
-class BlockCopier:
-    """Copies blocks into chunks and chunks into blocks.
+class ChunkCopier:
+    """Copies between KV blocks and LMCache's chunks, CPU tensors.
 
     One thread may store while another loads.
 
@@ -44,6 +44,28 @@ class BlockCopier:
         self.group = group
         self.name = engines.name
         self._engines = engines
+        self._memory: int | None = None
+
+    @classmethod
+    def of(
+        cls, kv_caches: dict[str, torch.Tensor], kv_cache_config: Any, layout_hints: Any
+    ) -> ChunkCopier:
+        """
+        Raises:
+            TransferError: our engines cannot serve these tensors; the text says why.
+        """
+        group = read_layout(kv_caches, kv_cache_config)
+        if not group.token_major and not namespace(kv_cache_config):
+            # LMCache would take our bytes for its own.
+            raise TransferError(
+                f"layout {group.layout.name}, but another order than LMCache's"
+            )
+        ours, theirs = group.layout.block_bytes, _block_bytes(kv_caches, layout_hints)
+        if ours != theirs:
+            raise TransferError(
+                f"blocks of {ours} bytes, for which LMCache has {theirs}"
+            )
+        return cls(group, make_engines(next(iter(kv_caches.values())).device))
 
     def copy(
         self,
@@ -101,34 +123,6 @@ class BlockCopier:
     def close(self) -> None:
         """Finish copies under way; later ones fail."""
         self._engines.close()
-
-
-class ChunkCopier(BlockCopier):
-    """Copies between KV blocks and chunks: CPU tensors of one LMCache chunk each."""
-
-    def __init__(
-        self,
-        kv_caches: dict[str, torch.Tensor],
-        kv_cache_config: Any,
-        layout_hints: Any,
-    ) -> None:
-        """
-        Raises:
-            TransferError: our engines cannot serve these tensors; the text says why.
-        """
-        group = read_layout(kv_caches, kv_cache_config)
-        if not group.token_major and not namespace(kv_cache_config):
-            # LMCache would take our bytes for its own.
-            raise TransferError(
-                f"layout {group.layout.name}, but another order than LMCache's"
-            )
-        ours, theirs = group.layout.block_bytes, _block_bytes(kv_caches, layout_hints)
-        if ours != theirs:
-            raise TransferError(
-                f"blocks of {ours} bytes, for which LMCache has {theirs}"
-            )
-        super().__init__(group, make_engines(next(iter(kv_caches.values())).device))
-        self._memory: int | None = None
 
     def attach(self, context: EngineDrivenContext) -> None:
         """A server answered, this is its memory; again after every restart.

@@ -77,8 +77,10 @@ class CopyThread:
         self._thread.start()
 
     def stands_for_s(self) -> float:
-        """Seconds since a move last began, copied a part, or ended."""
-        return stopwatch_s() - self._progress_s
+        """Seconds since a move last began, copied a part, or ended; 0 without any."""
+        with self._wake:
+            is_idle = self._current is None and not self._queue
+        return 0.0 if is_idle else stopwatch_s() - self._progress_s
 
     def _note_progress(self) -> None:
         self._progress_s = stopwatch_s()
@@ -96,6 +98,8 @@ class CopyThread:
             if self._closed:
                 move.cancelled = True
             else:
+                if self._current is None and not self._queue:
+                    self._note_progress()
                 self._queue.append(move)
                 self._wake.notify()
         if move.cancelled:

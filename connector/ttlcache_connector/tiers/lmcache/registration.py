@@ -136,7 +136,7 @@ class Registration:
         if len(adapter.engine_group_infos) > 1:
             raise TransferError(f"LMCache has {len(adapter.engine_group_infos)} groups")
         hints = internals.layout_hints(adapter)
-        copier = ChunkCopier(kv_caches, self._config, hints)
+        copier = ChunkCopier.of(kv_caches, self._config, hints)
         log.info(
             "ttlcache: KV moves to and from LMCache by ttlcache's %s engine",
             copier.name,

@@ -12,7 +12,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from ttlcache.clock import default_clock
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
@@ -35,14 +34,12 @@ class LMCacheWorkerTier(WorkerTier):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__()
-        self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
         self._threads = CopyThreads()
         self._registration = Registration(
             self._adapter, self._threads, self.metrics, vllm_config, kv_cache_config
         )
-        self._since_s: dict[str, float] = {}
         self._load_s: dict[str, float] = {}  # of loads that are not reported yet
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -74,8 +71,6 @@ class LMCacheWorkerTier(WorkerTier):
         loads = _of(metadata, "RETRIEVE")
         if not loads:
             return
-        now_s = self._now_s()
-        self._since_s.update((meta.request_id, now_s) for meta in loads)
         try:
             self._inner.bind_connector_metadata(metadata.inner)
             self._inner.start_load_kv(None)  # it does not look at it
@@ -111,12 +106,11 @@ class LMCacheWorkerTier(WorkerTier):
         context = self._adapter.transfer_ctx
         times = context.load_s if isinstance(context, ThreadedTransfer) else {}
         for request_id in transfers.received:
-            self._since_s.pop(request_id, None)
             seconds = times.pop(request_id, None)
             if seconds is not None and request_id not in transfers.failed:
                 self._load_s[request_id] = seconds
         for request_id in list(times):  # the thread may add some
-            if request_id not in self._since_s:
+            if request_id not in self._adapter.retrieve_futures:
                 times.pop(request_id)
         self._cancel_dropped()
         self._registration.on_health(is_up=self._adapter.is_healthy)
@@ -136,17 +130,11 @@ class LMCacheWorkerTier(WorkerTier):
         self._registration.close()
 
     def _give_up_late_loads(self) -> None:
-        if self._threads.loads.stands_for_s() <= LOAD_TIMEOUT_S:
-            return  # one after another they come
-        now_s = self._now_s()
-        futures = self._adapter.retrieve_futures
         context = self._adapter.transfer_ctx
-        for request_id, since_s in list(self._since_s.items()):
-            late = now_s - since_s > LOAD_TIMEOUT_S
-            if not late or request_id not in futures:
-                continue
+        if self._threads.loads.stands_for_s() <= LOAD_TIMEOUT_S:
+            return
+        for future, _ in list(self._adapter.retrieve_futures.values()):
             if isinstance(context, ThreadedTransfer):
-                future, _ = futures[request_id]
                 context.give_up(future)
                 if not future.query():
                     future.set_result(False)
