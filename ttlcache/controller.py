@@ -197,7 +197,9 @@ class Controller:
         )
         if pin is not None and not arrival.reads_cache:
             # It would wait for the memory of a pin that is of no use to it.
-            self._turns.end_pin(pin, PinOutcome.SUPERSEDED)
+            self.pins.remove_claimant(pin, record.request_id)
+            if not pin.has_claimant:
+                self._turns.end_pin(pin, PinOutcome.VICTIM)
         elif pin is not None:
             record.pin_id = pin.pin_id
         if continuation.turn is not None:

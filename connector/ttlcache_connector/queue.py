@@ -21,7 +21,7 @@ class _Entry:
     """A queued request with the keys it was sorted in with.
 
     is_popped: in this step; vLLM puts it back if it cannot start.
-    number: of requests of one age and place each has its own: to find one is quick.
+    number: its own, so that it is found at once among those of one age.
     """
 
     request: Request

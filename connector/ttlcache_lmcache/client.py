@@ -19,9 +19,8 @@ from ttlcache_lmcache.hints import Hint
 
 #: Calls without an answer yet; beyond it hints are dropped.
 MAX_IN_FLIGHT = 64
-#: Answers of a server that went away never come. LMCache's client keeps each call for
-#: ever, and blocks at a thousand of them: so a silent server is asked once a minute.
-ANSWER_TIMEOUT_S, PAUSE_S = 10.0, 60.0
+#: Answers of a server that went away never come.
+ANSWER_TIMEOUT_S = 10.0
 
 
 class RequestClient(Protocol):
@@ -50,7 +49,6 @@ class HintClient:
         self._client = client
         self._now_s = now_s if now_s is not None else default_clock().now_s
         self._in_flight: deque[tuple[float, Any]] = deque()
-        self._paused_until_s = 0.0
         self.refusal: str | None = None
 
     def send(self, told: Sequence[Hint]) -> bool:
@@ -58,9 +56,7 @@ class HintClient:
         if not told:
             return True
         self.poll()
-        now_s = self._now_s()
-        most = 1 if self._paused_until_s else MAX_IN_FLIGHT
-        if now_s < self._paused_until_s or len(self._in_flight) >= most:
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
             return False
         try:
             call = ServerModuleCallRequest(
@@ -69,7 +65,7 @@ class HintClient:
             answer = self._client.server_module_call(call)
         except Exception:  # noqa: BLE001 - a hint is not worth a step
             return False
-        self._in_flight.append((now_s, answer))
+        self._in_flight.append((self._now_s(), answer))
         return True
 
     def poll(self) -> None:
@@ -78,14 +74,11 @@ class HintClient:
             sent_s, future = self._in_flight[0]
             try:
                 if future.query():
-                    self._paused_until_s = 0.0
                     answer = future.result(timeout=0)
                     if not answer.success:
                         self.refusal = answer.error
                 elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
-                else:
-                    self._paused_until_s = self._now_s() + PAUSE_S
             except Exception:  # noqa: BLE001 - the server went away
                 pass
             self._in_flight.popleft()

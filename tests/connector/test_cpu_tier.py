@@ -659,9 +659,9 @@ def test_a_copy_is_good_only_if_all_ranks_made_it():
 
 @pytest.mark.parametrize("option", budget.MUST_BE_ONE)
 def test_a_cache_that_ranks_cut_is_refused(option):
-    config = SimpleNamespace(parallel_config=SimpleNamespace(**{option: 2}))
+    parallel = SimpleNamespace(parallel_config=SimpleNamespace(**{option: 2}))
     with pytest.raises(ConfigError, match=option):
-        budget.count_blocks(load_config({"lower_tier": "cpu"}), config, None)
+        budget.count_blocks(load_config({}), parallel, None)
 
 
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])
@@ -694,12 +694,13 @@ def test_turns_that_end_alike_are_stored_as_one(make_worker):
 def test_what_turns_have_in_common_is_copied_once(make_worker, monkeypatch, fails):
     """All of them are ordered before the first copy has ended."""
     engine = make_worker(num_blocks=200, cpu_blocks=100)
-    begin, copied = demotions.CPUDemotions._begin, []
+    begin, copied, first = demotions.CPUDemotions._begin, [], []
 
     def noted(self, request_id, *args):
         store = begin(self, request_id, *args)
         copied.append(len(store.missing))
-        store.is_dropped = fails and len(copied) == 1  # as where memory was needed
+        if len(copied) == 1:
+            first.append(store)
         return store
 
     monkeypatch.setattr(demotions.CPUDemotions, "_begin", noted)
@@ -708,9 +709,18 @@ def test_what_turns_have_in_common_is_copied_once(make_worker, monkeypatch, fail
         engine.add(f"{name}-0", prompt(1, 160) + tail, max_tokens=1, hints=hints(name))
         engine.step()
     engine.run()
+    if fails:  # after all were ordered, as where their memory is needed
+        end = demotions.CPUDemotions._end
+
+        def fail(self, store, *, is_ok):
+            end(self, store, is_ok=is_ok and store is not first[0])
+
+        monkeypatch.setattr(demotions.CPUDemotions, "_end", fail)
     expire(engine)
     index = lower(engine).tier.index
-    assert sorted(copied) == [1, 2, 12 if fails else 2, 12]
+    assert copied[:5] == [12, 2, 2, 1, *([9] if fails else ())], (
+        "what failed, by another"
+    )
     assert len(index._turns) == (3 if fails else 4)
     assert index.used_blocks == 10 + (4 if fails else 6)
     index.clear()
@@ -724,6 +734,9 @@ def test_what_one_request_loads_others_wait_for_and_share(below, monkeypatch):
     monkeypatch.setattr(index, "find", lambda *a: lookups.append(a) or find(*a))
     for name in "bcde":
         engine.add(f"{name}-0", [*context, 5], max_tokens=2, hints=hints(name))
+    engine.step()
+    is_loaded = engine.connector.scheduler_role.requests.is_loaded_by_another
+    assert not is_loaded(SimpleNamespace(block_hashes=[]), 1000), "it lacks no block"
     engine.run()
     assert promoted(engine) == 12
     found = [hashes for hashes, *_ in lookups if hashes]

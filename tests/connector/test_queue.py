@@ -125,7 +125,6 @@ def test_a_request_whose_load_failed_has_waited_since_it_arrived():
 
 
 def test_requests_of_one_age_are_told_apart_by_their_keys():
-    """As after a pause: to take one out must not look at all of them."""
     rig = Rig()
     for number in range(50):
         rig.add(f"r{number}", number)

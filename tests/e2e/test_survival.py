@@ -66,7 +66,7 @@ def night(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("night")
     held = ["--l1-read-ttl-seconds", str(HOLD_READS_S)]
     held += ["--session-ttl-seconds", str(HOLD_READS_S)]
-    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, extra=held)
+    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, server_args=held)
     with TierServer(options, folder / "lmcache.log") as tiers:
         extra = HOLD | {
             "policy_options": {"ttl_s": 30.0},

@@ -209,6 +209,8 @@ async def test_headers_for_the_next_hop_alone_go_no_further():
         ("http://upper/base/v1", "http://upper/base/v1"),
         ("http://up/base//upper/v1", "http://up/base//upper/v1"),
         ("/v1/models", "/v1/models"),
+        ("/base/v1/models?a=1", "/v1/models?a=1"),
+        ("/baseless/v1", "/baseless/v1"),
         ("https://up/base/v1", "https://up/base/v1"),
     ],
 )

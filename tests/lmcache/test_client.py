@@ -10,7 +10,7 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache import hints
-from ttlcache_lmcache.client import ANSWER_TIMEOUT_S, MAX_IN_FLIGHT, PAUSE_S, HintClient
+from ttlcache_lmcache.client import ANSWER_TIMEOUT_S, MAX_IN_FLIGHT, HintClient
 from ttlcache_lmcache.hints import Hint
 
 HINT = Hint(request_id="r", ttl_s=1.0)
@@ -76,11 +76,7 @@ def test_answers_that_never_come_do_not_end_the_hints():
     server.clock.advance(ANSWER_TIMEOUT_S - 1.0)
     assert not server.client.send([HINT])
     server.clock.advance(1.0)
-    assert not server.client.send([HINT]), "LMCache's client keeps each call for ever"
-    server.clock.advance(PAUSE_S)
-    assert [server.client.send([HINT]) for _ in range(2)] == [True, False]
-    server.answers[-1].is_there = True
-    server.fill()
+    server.fill()  # all of them are given up: as many have room again
 
 
 def test_a_server_that_is_gone_raises_nothing():

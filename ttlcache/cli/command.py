@@ -42,9 +42,7 @@ def option(default: Any, help_text: str, *names: str, **rules: Any) -> Any:
 def argument(help_text: str, default: Any = REQUIRED) -> Any:
     """A field that is given by its place."""
     metadata = {_OPTION: typer.Argument(help=help_text)}
-    if default is REQUIRED:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=MISSING if default is REQUIRED else default, metadata=metadata)
 
 
 def command(run: Callable[[Any, Console], int | None]) -> Callable[..., None]:
@@ -63,6 +61,8 @@ def command(run: Callable[[Any, Console], int | None]) -> Callable[..., None]:
             raise typer.BadParameter(str(error)) from None
         try:
             status = run(chosen, Console())
+        except typer.Exit:
+            raise  # a RuntimeError, too
         except (ValueError, RuntimeError, OSError) as error:
             fail(error)
         raise typer.Exit(status or 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -140,14 +141,15 @@ class PinnedBlocks:
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         freeable, refs, table = 0, self._refs, self.pool.blocks
-        # By a block that more pins hold: those that came to it, and what lies before it
-        # in them. That is walked once, however many pins begin so.
+        # Pins that came to a block which more of them hold; what they have before it is
+        # walked once, however many begin so.
         arrived: Counter[int] = Counter()
         stopped: dict[int, Counter[tuple[int, ...]]] = {}
         for pin_id in pin_ids:
             walks = [(tuple(ids_of(self.blocks_by_pin.get(pin_id, ()))), 1)]
             while walks:  # from the end: a block is free with all that lie behind it
                 ids, pins = walks.pop()
+                fewest: list[int] = []  # pins of any block up to this one
                 for left in reversed(range(len(ids))):
                     block_id, ours = ids[left], refs[ids[left]]
                     used = ours + self._unpinned_refs.get(block_id, 0)
@@ -160,9 +162,11 @@ class PinnedBlocks:
                         freeable += 1
                     else:  # free once the last of these pins ends
                         arrived[block_id] += pins
-                        before = map(refs.__getitem__, ids[:left])
                         # Fewer pins have one that vLLM computed twice.
-                        stops = self.is_divisible and min(before, default=ours) >= ours
+                        fewest = fewest or [
+                            *accumulate(map(refs.__getitem__, ids), min)
+                        ]
+                        stops = self.is_divisible and fewest[left] >= ours
                         if stops:
                             stopped.setdefault(block_id, Counter())[ids[:left]] += pins
                         if arrived[block_id] == ours:

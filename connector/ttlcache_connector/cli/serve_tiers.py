@@ -18,7 +18,7 @@ from rich.console import Console
 from ttlcache.cli.common import fail
 from ttlcache.errors import TTLCacheError, UnsupportedEngineError
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.lmcache_server.launch import DISK_GB, TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 
 def serve_tiers(options: TierOptions, _: Console) -> int:
@@ -90,12 +90,6 @@ def _check_room(options: TierOptions) -> None:
     if options.cpu_gb > available_gb:
         sizes = f"{options.cpu_gb:g}, this machine has {available_gb:.3g} GB available"
         fail(f"--cpu-gb is {sizes}")
-    if options.disk is not None:
-        ours = sum(path.stat().st_blocks * 512 for path in options.disk.rglob("*.kv"))
-        disk_gb = (shutil.disk_usage(options.disk).free + ours) / 1e9
-        if disk_gb < (options.disk_gb or DISK_GB):
-            text = f"{options.disk} has room for {disk_gb:.1f} GB, less than --disk-gb"
-            typer.echo(f"warning: {text}: stores will fail", err=True)
     room_gb = shutil.disk_usage(options.segment.parent).free / 1e9
     if room_gb < options.cpu_gb:
         typer.echo(

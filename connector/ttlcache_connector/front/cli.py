@@ -35,7 +35,7 @@ class FrontOptions:
     )
 
 
-def front(options: FrontOptions, console: Console) -> None:
+def front(options: FrontOptions, _: Console) -> None:
     """Give programs without a session id a stable one, before a router."""
     try:
         import uvicorn
@@ -48,7 +48,7 @@ def front(options: FrontOptions, console: Console) -> None:
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     address = f"http://{options.host}:{options.port}"
-    console.print(f"ttlcache front: {address} before {options.upstream}", markup=False)
+    typer.echo(f"ttlcache front: {address} before {options.upstream}", err=True)
     # Nothing ends a stream but its upstream and its client; log lines a request
     # would be most of the proxy's work. `date` and `server` are the upstream's.
     uvicorn.run(

@@ -116,7 +116,9 @@ class Upstream:
 
     def _outside(self, name: bytes, value: bytes) -> bytes:
         """`Location` as clients can follow it: they do not reach the upstream."""
-        path = value.removeprefix(str(self._url).rstrip("/").encode())
+        base = self._url.raw_path.rstrip(b"/")
+        whole = str(self._url).rstrip("/").encode()
+        path = value.removeprefix(whole if value.startswith(whole) else base)
         # Two slashes would begin another host.
         is_path = path.startswith(b"/") and not path.startswith(b"//")
         return path if name.lower() == b"location" and is_path else value

@@ -62,7 +62,7 @@ class TierOptions:
     print_only: bool = option(
         False, "Print both command lines and end.", "--print-only"
     )
-    extra: list[str] | None = argument("More arguments for lmcache server.", None)
+    server_args: list[str] | None = argument("More arguments for lmcache server.", None)
 
     @property
     def shm_name(self) -> str:
@@ -103,7 +103,7 @@ class TierOptions:
             args += ["--l2-adapter", json.dumps(self._disk_adapter())]
         for module in self._modules():
             args += ["--server-module", json.dumps(module)]
-        return [*args, *(self.extra or ())]
+        return [*args, *(self.server_args or ())]
 
     def environment(self) -> dict[str, str]:
         """What the server's environment needs on top of ours."""
@@ -129,9 +129,8 @@ class TierOptions:
     def _modules(self) -> list[dict[str, Any]]:
         found = [{"module_path": "ttlcache_connector.lmcache_module", "config": {}}]
         if self.retention:
-            config = {"allow_untested_lmcache": self.allow_untested}
-            path = "ttlcache_lmcache.server_module"
-            found.append({"module_path": path, "config": config})
+            own = {"allow_untested_lmcache": self.allow_untested}
+            found += [{"module_path": "ttlcache_lmcache.server_module", "config": own}]
         return found
 
     def _disk_adapter(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class RequestEvents:
             return False
         index = hit_tokens // self._holder.pool.hash_block_size
         lacking = request.block_hashes[index : index + 1]
-        return any(
+        return bool(lacking) and any(
             is_loading(other)
             and other is not request
             and other.block_hashes[index : index + 1] == lacking

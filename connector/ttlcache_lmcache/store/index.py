@@ -22,6 +22,7 @@ class Entry:
         key, and so its file's name, is nobody else's.
     is_dead: dropped.
     stamped_s: when its file was last given the time of a use.
+    is_readable: it was when it was read last; what is not is written anew.
     mark: of the file as it was last written or verified; None while it is read, so
         that nobody else relies on pages which that read brings up.
     """
@@ -33,6 +34,7 @@ class Entry:
     busy: int = 0
     is_doomed: bool = False
     is_dead: bool = False
+    is_readable: bool = True
     stamped_s: float = float("-inf")
     mark: Mark | None = None
 

@@ -94,7 +94,8 @@ class DiskStore:
         with self._lock:
             old = self._index.entries.get(key)
             if old is not None:
-                if old.header.size == len(view) and old.is_there:
+                is_same = old.header.size == len(view) and old.is_readable
+                if is_same and old.is_there:
                     self._index.use(old, self._clock.now_s())
                     return True
                 if not old.is_movable:
@@ -252,8 +253,7 @@ class DiskStore:
     def _read_file(self, entry: Entry, buffer: memoryview, mark: Mark | None) -> bool:
         """Copy a busy entry from its file; False for a miss.
 
-        What is damaged or gone is dropped. What cannot be read for another reason, as
-        when the process has too many files open, may be whole: it stays.
+        One that cannot be read now (too many open files, say) may be whole: it stays.
         """
         path = self._index.path(entry)
         try:
@@ -264,12 +264,14 @@ class DiskStore:
             fault = object_file.fault_of(error)
             self._on_fault(fault, error, path)
             with self._lock:
+                entry.is_readable = False
                 if not entry.is_dead and fault != "read_errors":
                     gone.append(self._index.drop(entry))
             self._tell(gone)
             return False
         self.counts["disk_hits"] += 1
         with self._lock:  # another reader may be bringing pages up
+            entry.is_readable = True
             entry.mark = mark if entry.busy == 1 else None
         return True
 

@@ -74,7 +74,9 @@ def test_what_one_request_loads_others_wait_for_and_share(make_worker, tiers):
 
 
 def test_a_server_without_shared_memory_ends_the_start(tmp_path, make_worker):
-    options = TierOptions(cpu_gb=0.1, chunk_tokens=BLOCK, extra=("--shm-name", ""))
+    options = TierOptions(
+        cpu_gb=0.1, chunk_tokens=BLOCK, server_args=["--shm-name", ""]
+    )
     with (
         TierServer(options, tmp_path / "lmcache.log") as server,
         pytest.raises(ConfigError, match=r"shares no memory.*lmcache_driven"),

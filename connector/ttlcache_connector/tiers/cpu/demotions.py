@@ -93,6 +93,7 @@ class _Store:
     missing: what is copied, as far as there is room for it.
     kept: what was there before, by its hash.
     hashes: of what this store alone brings.
+    relies_on_others: the rest is on its way in other stores.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class _Store:
     targets: list[KVCacheBlock]
     kept: dict[Any, KVCacheBlock]
     hashes: list[Any]
+    relies_on_others: bool
     is_dropped: bool = False
 
 
@@ -275,7 +277,7 @@ class CPUDemotions(TierDemotions):
         hashes_of = vllm_internals.hashes_of
         missing = [(source, hashes_of(self._pool, source)) for source in wanted]
         brought = [hashes[0][0] for _, hashes in missing]
-        store = _Store(request_id, turn, missing, targets, kept, brought)
+        store = _Store(request_id, turn, missing, targets, kept, brought, bool(coming))
         self._store_of.update(dict.fromkeys(brought, store))
         return store
 
@@ -303,6 +305,11 @@ class CPUDemotions(TierDemotions):
                 self._index.lock([block])
             blocks.append(block)
         is_partial = len(blocks) < len(store.turn.sources)
-        self.outcomes.append("dropped" if is_partial else "stored")
+        if is_partial and store.relies_on_others:
+            # One of those was dropped: once more, of what is still in GPU memory.
+            self._turns.setdefault(store.request_id, store.turn)
+            self.due.setdefault(store.request_id)
+        else:
+            self.outcomes.append("dropped" if is_partial else "stored")
         turn = StoredTurn(store.turn.program, store.turn.deadline_s, blocks)
         self._index.keep(store.request_id, turn)

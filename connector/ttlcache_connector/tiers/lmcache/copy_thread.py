@@ -42,6 +42,7 @@ class Move:
         self.done = done
         self.stays = stays
         self.cancelled = False
+        self.ordered_s = stopwatch_s()
         self._copy_lock, self._on_progress = copy_lock, on_progress
 
     def is_wanted(self) -> bool:
@@ -78,8 +79,7 @@ class CopyThread:
 
     def stands_for_s(self) -> float:
         """Seconds since a move last began, copied a part, or ended; 0 without any."""
-        with self._wake:
-            is_idle = self._current is None and not self._queue
+        is_idle = self._current is None and not self._queue
         return 0.0 if is_idle else stopwatch_s() - self._progress_s
 
     def _note_progress(self) -> None:

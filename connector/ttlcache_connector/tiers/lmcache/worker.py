@@ -24,9 +24,9 @@ from ttlcache_lmcache import internals
 
 log = logger(__name__)
 
-#: Where loads do not get on for longer, those under way are given up, and their tokens
-#: are prefilled.
-LOAD_TIMEOUT_S = 4.0
+#: Loads are given up, and prefilled, where none gets on for so long, and one that has
+#: taken so long with its wait for others.
+LOAD_TIMEOUT_S, MAX_LOAD_S = 4.0, 30.0
 
 
 class LMCacheWorkerTier(WorkerTier):
@@ -131,10 +131,11 @@ class LMCacheWorkerTier(WorkerTier):
 
     def _give_up_late_loads(self) -> None:
         context = self._adapter.transfer_ctx
-        if self._threads.loads.stands_for_s() <= LOAD_TIMEOUT_S:
+        if not isinstance(context, ThreadedTransfer):
             return
+        stands = self._threads.loads.stands_for_s() > LOAD_TIMEOUT_S
         for future, _ in list(self._adapter.retrieve_futures.values()):
-            if isinstance(context, ThreadedTransfer):
+            if stands or context.waited_s(future) > MAX_LOAD_S:
                 context.give_up(future)
                 if not future.query():
                     future.set_result(False)

@@ -122,6 +122,10 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self.moves = wanted
             self._threads.cancel_all_but(wanted.values())
 
+    def waited_s(self, load: MessagingFuture[bool]) -> float:
+        """Since it was ordered."""
+        return stopwatch_s() - self.moves[load].ordered_s if load in self.moves else 0.0
+
     def give_up(self, load: MessagingFuture[bool]) -> None:
         """One load, of a server that answers: nothing stays locked for it."""
         release = self._unread.pop(load, None)
