@@ -23,7 +23,7 @@ TIE = 1.01
 #: An arm whose whole interval is above this needs no better one.
 FAR = 1.10
 #: Cells shown at either end, where there are too many for a page.
-_EXTREMES = 5
+_EXTREMES = 2
 
 Row = Mapping[str, Any]
 #: Header and body.
@@ -116,7 +116,7 @@ def cells(rows: Sequence[Row]) -> Cells:
 
 
 def cells_against_best(rows: Sequence[Row]) -> Cells:
-    """Ours against the base and the best rival; of many cells the five at each end."""
+    """Ours against the base and the best rival; of many cells the two at each end."""
     shown = list(rows)
     if len(rows) > 2 * _EXTREMES:
         order = sorted(rows, key=over_best)
@@ -174,4 +174,10 @@ def _over(rows: Sequence[Row], arm: str) -> Interval:
 def caveats(rows: Sequence[Row]) -> list[str]:
     """What was cut or repeated, by workload."""
     told = {row["workload"]: row["caveat"] for row in rows if row["caveat"]}
+    words = {
+        "programs are cut to the model's context": "programs cut to the window",
+        "each program of the trace comes": "each program comes",
+    }
+    for long, short in words.items():
+        told = {name: caveat.replace(long, short) for name, caveat in told.items()}
     return [f"{workload}: {caveat}" for workload, caveat in told.items()]

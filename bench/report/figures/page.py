@@ -26,7 +26,7 @@ Not of the roofline: Fig. 3 and v1 Fig. 11 (drawn), Table 4 (CPU time).
 #: Parts of the grid's table of arms that the page has.
 _ARM_COLUMNS = ("arm", "all", "p99", "held")
 #: Worst points of all sweeps that are named.
-_NAMED = 4
+_NAMED = 1
 
 
 def render(results: Results) -> str:
@@ -58,7 +58,8 @@ def losses_of(results: Results) -> Iterator[str]:
         error = servers.simulator_error(results["validate"])
         yield f"The simulator, with measured step times: {error}"
     if "grid" in results and (behind := verdict.behind(results["grid"]["rows"])):
-        yield f"Cells of the grid, another arm ahead by more than 1 %: {len(behind)}"
+        named = "; ".join(behind)
+        yield f"Cells of the grid, another arm ahead by more than 1 %: {named}"
     swept = {name: each for name, each in results.items() if "drawn" in each}
     points = [(name, loss) for name, each in swept.items() for loss in losses(each)]
     points.sort(key=lambda point: -point[1].share)
@@ -88,31 +89,29 @@ def _grid(result: Json, title: str) -> str:
     ends = dict.fromkeys(map(str, (min(seeds), max(seeds))))
     header, arms = verdict.arms(rows)
     columns = [header.index(name) for name in _ARM_COLUMNS]
-    behind = "; ".join(verdict.behind(rows)) or "nowhere"
+    readings = sum(arm in rows[0]["arms"] for arm in verdict.READINGS)
     tell = "do not say" if "--no-tell-last" in setting["command"] else "say"
     lines = [
         f"## {title}",
         "",
         f"`{setting['command']}`: {setting['programs']} programs a seed, "
-        f"{' to '.join(ends)} seeds, vLLM {setting['vllm']}. A cell: workload, "
-        "pool, load as a share of the best arm's capacity. Base: the best of three "
-        "readings of CacheTTL. Headroom: `oracle` takes at most "
-        f"{verdict.HEADROOM:g} of the best other arm's mean JCT. 95 % intervals. "
+        f"{' to '.join(ends)} seeds, vLLM {setting['vllm']}. Load: share of "
+        "the best arm's capacity. Base: the best of "
+        f"{readings} readings of CacheTTL. Headroom: `oracle` takes at most "
+        f"{verdict.HEADROOM:g} of the best other arm's. 95 % intervals. "
         f"First prompts begin alike. Clients {tell} their last turn. "
-        "[How far to trust the rivals]"
+        "[Rivals]"
         "(../bench/README.md#how-far-to-trust-the-rivals).",
-        *(f"{caveat}." for caveat in verdict.caveats(rows)),
+        f"{'; '.join(verdict.caveats(rows))}.",
         "",
         table(*verdict.verdict(rows)),
         "",
-        "The best and the worst cells:",
+        "Best and worst cells:",
         "",
         table(*verdict.cells_against_best(rows)),
         "",
-        f"Another arm is ahead by more than 1 %: {behind}.",
-        "",
-        "Geometric means over the base's; held: sessions of which nine of ten turns "
-        "begin to answer within 30 s.",
+        "Geometric means over the base's; held: sessions with nine of ten turns "
+        "answered within 30 s.",
         "",
         table(_ARM_COLUMNS, [[row[i] for i in columns] for row in arms]),
     ]
