@@ -247,8 +247,9 @@ def test_a_prompt_that_many_pins_hold_is_walked_once(make_engine, monkeypatch):
     assert holder.count_freeable(others, 10_000) == len(held) - 100 - own
 
 
+@pytest.mark.parametrize("is_awaited", [False, True])
 def test_a_request_without_the_prefix_cache_does_not_wait_for_its_own_pin(
-    make_engine, monkeypatch
+    make_engine, monkeypatch, is_awaited
 ):
     """prompt_logprobs: all of it is computed anew, in other blocks."""
     skips = lambda request: request.request_id == "A-2"  # noqa: E731
@@ -259,5 +260,9 @@ def test_a_request_without_the_prefix_cache_does_not_wait_for_its_own_pin(
     engine.add("R", range(5000, 5070), max_tokens=200, session_id="R")
     engine.step()
     assert pinned(engine) > 50
+    if is_awaited:  # by a request that can use it: then it stays
+        engine.add("A-3", [*context, 8], max_tokens=1, hints=hints)
     engine.add("A-2", [*context, 9], max_tokens=1, hints=hints)
-    assert "A-2" in engine.step().num_scheduled_tokens
+    assert (pinned(engine) > 50) is is_awaited
+    scheduled = engine.step().num_scheduled_tokens
+    assert ("A-3" if is_awaited else "A-2") in scheduled

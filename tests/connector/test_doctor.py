@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.connector.test_serve_tiers import missing
 from ttlcache.cli.main import app
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
@@ -78,9 +79,6 @@ def test_a_wrong_configuration_is_bad(config):
 
 
 def test_a_lower_tier_that_the_server_would_refuse_is_bad(monkeypatch):
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
     wanted = '{"lower_tier": "lmcache"}'
     with monkeypatch.context() as without:
         without.setattr(importlib.metadata, "version", missing)

@@ -176,6 +176,16 @@ def reserved(engine):
     return engine.controller.admission.reserved_pool_blocks
 
 
+@pytest.mark.parametrize(("needed", "held_back"), [(2, True), (100, False)])
+def test_what_does_not_fit_was_not_held_back_for_growth(engine, needed, held_back):
+    newcomer(engine)
+    memory, record = engine.controller.memory, engine.controller.requests["C"]
+    memory.free_for_newcomer("C", needed)
+    assert record.held_back is held_back
+    memory.on_lack_of_memory("C")
+    assert not record.held_back, "the last refusal counts"
+
+
 def test_an_unknown_request_may_start(engine):
     assert may_start(engine, "never arrived", 1000)
 

@@ -9,15 +9,8 @@ import pytest
 from tests.commands import output_of
 from ttlcache.cli.main import app
 
-ROW = {
-    "program": "p-1",
-    "turns": 3,
-    "running": 0,
-    "waiting": 0,
-    "tool": "bash",
-    "gap_s": 1.5,
-}
-ROW |= {"pins": 1, "pinned_blocks": 40, "ttl_left_s": 9.0}
+ROW = {"program": "p-1", "turns": 3, "running": 0, "tool": "bash", "gap_s": 1.5}
+ROW |= {"waiting": 0, "pins": 1, "pinned_blocks": 40, "ttl_left_s": 9.0}
 ENGINES = {"engines": [{"programs": [ROW]}, {"gauges": {"pool_blocks": 80}}]}
 top = partial(output_of, app, "top", "--url", "http://server")
 

@@ -127,7 +127,7 @@ class PinsAboveTier(PinnedBlocks):
         return Shrunk(soon_free, keep, keep * self._group_block_tokens[0])
 
     def pressure(self) -> Pressure:
-        """Cached turns count as free."""
+        """Lingering turns count as free."""
         pressure = super().pressure()
         free = pressure.free_blocks + self.unpinned.lingering.free_blocks
         most = pressure.pool_blocks - pressure.pinned_blocks

@@ -141,15 +141,16 @@ class PinnedBlocks:
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         freeable, refs, table = 0, self._refs, self.pool.blocks
-        # Pins that came to a block which more of them hold; what they have before it is
-        # walked once, however many begin so.
+        # A block of n pins becomes free with the last of them. Each pin is walked from
+        # its end, and stops there until all n have come; those that begin alike then go
+        # on as one.
         arrived: Counter[int] = Counter()
         stopped: dict[int, Counter[tuple[int, ...]]] = {}
         for pin_id in pin_ids:
             walks = [(tuple(ids_of(self.blocks_by_pin.get(pin_id, ()))), 1)]
             while walks:  # from the end: a block is free with all that lie behind it
                 ids, pins = walks.pop()
-                fewest: list[int] = []  # pins of any block up to this one
+                fewest: list[int] = []  # pins that hold any block up to this one
                 for left in reversed(range(len(ids))):
                     block_id, ours = ids[left], refs[ids[left]]
                     used = ours + self._unpinned_refs.get(block_id, 0)
@@ -162,7 +163,7 @@ class PinnedBlocks:
                         freeable += 1
                     else:  # free once the last of these pins ends
                         arrived[block_id] += pins
-                        # Fewer pins have one that vLLM computed twice.
+                        # Where vLLM computed a block twice, pins begin differently.
                         fewest = fewest or [
                             *accumulate(map(refs.__getitem__, ids), min)
                         ]

@@ -42,7 +42,7 @@ class LingeringTurn:
 
 
 class LingeringTurns:
-    """Turns that are still cached, oldest first."""
+    """Turns whose copy is not begun, oldest first."""
 
     def __init__(self) -> None:
         self._turns: dict[str, LingeringTurn] = {}
@@ -267,7 +267,7 @@ class UnpinnedTurns:
         return counts
 
     def _make_room(self, blocks: int) -> int:
-        """Begin to copy cached turns until so many blocks are free soon.
+        """Begin to copy lingering turns until so many blocks are free soon.
 
         Returns:
             Blocks that became free at once.
@@ -288,7 +288,7 @@ class UnpinnedTurns:
         return freed
 
     def _give(self, turn: LingeringTurn) -> int:
-        """A cached turn's memory, at once."""
+        """A lingering turn's memory, at once."""
         if turn.program.ended:
             return self.drop(turn.request_id)
         self.lingering.pop(turn.request_id)
@@ -309,7 +309,7 @@ class UnpinnedTurns:
         return freed
 
     def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:
-        """How many of these blocks nothing but kept turns references."""
+        """How many of these blocks nothing but unpinned turns references."""
         return sum(b.ref_cnt == self.refs[b.block_id] for b in blocks)
 
     def _pop(self, request_id: str) -> list[KVCacheBlock]:

@@ -84,7 +84,7 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 def _check_room(options: TierOptions) -> None:
-    import psutil  # of the lmcache extra: the front has it not
+    import psutil  # comes with the lmcache extra; `ttlcache front` runs without it
 
     available_gb = psutil.virtual_memory().available / 1e9
     if options.cpu_gb > available_gb:

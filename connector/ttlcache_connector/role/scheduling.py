@@ -179,10 +179,8 @@ class SchedulingCallbacks:
             freed = self._above_tier.unpinned.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
-        if (
-            freed < needed_blocks and self._above_tier is not None
-        ):  # pins held some, too
-            lack = needed_blocks - freed
+        if freed < needed_blocks and self._above_tier is not None:
+            lack = needed_blocks - freed  # pins held some of theirs, too
             freed += self._above_tier.unpinned.free(lack, at_once=True)
         return freed
 

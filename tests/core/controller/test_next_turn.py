@@ -118,9 +118,9 @@ def test_a_sub_agent_does_not_disturb_its_parents_pin(engine, tool):
 def test_a_claim_is_safe_from_requests_that_are_not_more_urgent(
     engine, user_priority, freed
 ):
+    engine.arrive("b1", [80] * 9, program="B", user_priority=user_priority)
     context = engine.turn("a1", PROMPT, program="A", user_priority=10)
     engine.arrive("a2", [*context, 14], program="A", user_priority=10)
-    engine.arrive("b1", [80] * 9, program="B", user_priority=user_priority)
     assert engine.reclaim(2, Urgency.WAITING, "b1") == freed
 
 

@@ -193,10 +193,10 @@ class CPUDemotions(TierDemotions):
             del self.due[request_id]
             self.releasable.append(request_id)
             turn = self._turns.pop(request_id)
-            num_blocks += len(turn.sources)
             if not is_up:
                 self.outcomes.append("dropped")
                 continue
+            num_blocks += len(turn.sources)
             store = self._begin(request_id, turn, unwritten)
             if not store.missing:
                 self._end(store, is_ok=True)
@@ -305,10 +305,11 @@ class CPUDemotions(TierDemotions):
                 self._index.lock([block])
             blocks.append(block)
         is_partial = len(blocks) < len(store.turn.sources)
-        if is_partial and store.relies_on_others:
+        is_id_free = store.request_id not in self._turns  # clients may use it again
+        if is_partial and store.relies_on_others and is_id_free:
             # One of those was dropped: once more, of what is still in GPU memory.
-            self._turns.setdefault(store.request_id, store.turn)
-            self.due.setdefault(store.request_id)
+            self._turns[store.request_id] = store.turn
+            self.due[store.request_id] = None
         else:
             self.outcomes.append("dropped" if is_partial else "stored")
         turn = StoredTurn(store.turn.program, store.turn.deadline_s, blocks)
