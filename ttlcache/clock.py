@@ -75,3 +75,8 @@ def wall_s() -> float:
 def stopwatch_s() -> float:
     """Seconds of a high-resolution counter, for measuring our own overhead."""
     return time.perf_counter()
+
+
+def cpu_s() -> float:
+    """Seconds that this thread has run: pauses of the machine do not count."""
+    return time.thread_time()

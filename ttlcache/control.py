@@ -94,7 +94,7 @@ def _row(controller: Controller, program: Program, now_s: float) -> dict[str, An
         "gap_s": round(now_s - last.finish_s, 3) if last else None,
         "pins": len(live),
         "pinned_blocks": sum(pin.kv_blocks for pin in live),
-        "ttl_left_s": round(min(p.deadline_s for p in live) - now_s, 3)
+        "ttl_left_s": round(max(0.0, min(p.deadline_s for p in live) - now_s), 3)
         if live
         else None,
     }

@@ -78,6 +78,7 @@ class Controller:
         gaps: GapHistory | None = None,
         costs: CostModel | None = None,
         on_rekey: Callable[[str], None] | None = None,
+        on_program_end: Callable[[Program], None] | None = None,
         telemetry: Telemetry | None = None,
         engine_id: int = 0,
     ) -> None:
@@ -85,11 +86,13 @@ class Controller:
         Args:
             block_tokens: tokens per prefix-cache hash.
             on_rekey: told the id of a waiting request whose priority changed.
+            on_program_end: told a program that is over, after its pins ended.
             telemetry: told every event.
             engine_id: see `ProgramTable`.
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock, self._on_rekey = clock, on_rekey
+        self._on_program_end = on_program_end
         self.gaps = gaps or GapHistory()
         self.costs = costs or CostModel()
         self.memoryfulness = Memoryfulness()
@@ -102,7 +105,11 @@ class Controller:
         self.tier_knowledge = TierKnowledge(
             config.lower_tier, self.requests, self.costs, self.telemetry
         )
-        wait_bound = WaitBound(max_wait_in_force(config), self.tier_knowledge)
+        wait_bound = WaitBound(
+            max_wait_in_force(config),
+            self.tier_knowledge,
+            lambda: holder.pressure().num_waiting,
+        )
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),
@@ -337,7 +344,7 @@ class Controller:
     def tick(self) -> None:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
-        for pin in itertools.islice(self.pins.expired(now_s), ENDED_AT_ONCE):
+        for pin in self.pins.expired(now_s, ENDED_AT_ONCE):
             if not self.retention.redecide_at_deadline(pin, now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
@@ -495,4 +502,6 @@ class Controller:
             self.memoryfulness.add(program.turns_finished)
         self.queue.on_program_end(program)
         self._turns.close_all(program)
+        if self._on_program_end is not None and program.turns_finished:
+            self._on_program_end(program)
         self.retention.redecide_on_subagent_end(program, self._clock.now_s())

@@ -111,7 +111,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """A wish: where the attention backend cannot, vLLM warns and takes its own."""
+        """A wish: where the attention backend cannot, vLLM warns and takes its own.
+
+        None beside other connectors: where two ask for different ones vLLM stops.
+        """
+        if requirements.is_beside_others(vllm_config):
+            return None
         transfer = vllm_config.kv_transfer_config
         extra = (transfer and transfer.kv_connector_extra_config) or {}
         return _lower_tier(extra).kv_cache_layout(vllm_config.device_config.device_type)
@@ -157,7 +162,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler()
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._bound.parts.lower.is_configured:
+        parts = self._bound.parts
+        parts.prefills.on_loaded(connector_output.finished_recving or ())
+        if parts.lower.is_configured:
             self._bound.steps.on_worker_output(connector_output)
 
     @_of_scheduler(plain=False)

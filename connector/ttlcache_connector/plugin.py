@@ -112,7 +112,7 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
         _name_tool_parser(extra, sys.argv)
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
-        from ttlcache_connector.engine import vllm_internals
+        from ttlcache_connector.engine import requirements, vllm_internals
         from ttlcache_connector.tiers.cpu.tier import resolve_auto
 
         extra |= resolve_auto(vllm_config, load_config(extra))
@@ -123,6 +123,7 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         _choose_scheduler(vllm_config.scheduler_config)
+        requirements.note_others(vllm_config)
         vllm_options.put_right(vllm_config, engine_args)
         vllm_options.log_missing(vllm_config, engine_args, config)
 

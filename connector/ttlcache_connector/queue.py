@@ -216,7 +216,10 @@ class ProgramQueue(RequestQueue):
         """When time alone will change the order, for simulators."""
         oldest = self._by_age.first()
         if oldest is not None:
-            yield oldest.queued_s + self._connector.max_wait_s()
+            overdue_s = oldest.queued_s + self._connector.max_wait_s()
+            # W may have become shorter: this is news then.
+            is_news = oldest.request.request_id not in self._overdue
+            yield max(overdue_s, self._now_s()) if is_news else overdue_s
 
     def _head(self) -> _Entry:
         first = self._first()

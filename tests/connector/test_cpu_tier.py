@@ -147,6 +147,22 @@ def test_a_turn_larger_than_the_budget_keeps_its_beginning(below):
     assert returns(engine, "a", context) == 5
 
 
+def test_a_turn_larger_than_the_budget_costs_no_other_turn(make_worker):
+    engine = make_worker(cpu_blocks=14)
+    context = down(engine, "a", 1)
+    engine.turn("b-0", prompt(2, 600), hints=hints("b"))
+    expire(engine)
+    empty_gpu(engine)
+    assert returns(engine, "a", context) == 12
+
+
+def test_a_program_that_ends_after_its_pin_gives_host_memory_up(below):
+    engine, _ = below()
+    assert lower(engine).tier.index.used_blocks == 12
+    engine.connector.scheduler_role.parts.controller.end_program("", "a")
+    assert lower(engine).tier.index.used_blocks == 0
+
+
 @pytest.mark.parametrize("reset_connector", [False, True])
 def test_new_weights_make_what_lies_below_worthless(below, reset_connector):
     """Training loops ask for a plain reset, as without us."""
@@ -553,7 +569,7 @@ def test_without_memory_to_copy_to_every_turn_is_prefilled(
     make_worker, monkeypatch, caplog, fails
 ):
     def fail(*_: object) -> None:
-        raise TransferError("none of it")
+        raise (OSError if fails == "allocate" else TransferError)("none of it")
 
     monkeypatch.setattr(worker, fails, fail)
     monkeypatch.setattr(worker, "log", logging.getLogger("tests.cpu_tier"))

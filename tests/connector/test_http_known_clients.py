@@ -64,8 +64,7 @@ def test_there_is_a_request_for_every_row():
         assert form.rule in rules
         names = (*form.path, *form.session, *form.parent, *dict(form.last))
         assert [name for name in names if name not in bodies] == []
-    also = (known.DIRECTIVES, known.ENVELOPE, known.RETAIN_ACTION)
-    for name in (*sum(known.BODY_HINTS, ()), *also):
+    for name in sum(known.BODY_HINTS, ()):
         assert name in bodies
 
 
@@ -82,13 +81,6 @@ def test_headers_outrank_objects_in_the_body():
         ({}, {"agent_hint": {"session_id": [1]}}, ("id_type",)),
         ({}, {"nvext": {"agent_context": {"session_final": "x"}}}, ("bool_type",)),
         ({}, {"nvext": {"agent_hints": {"priority": 1 << 31}}}, ("priority_range",)),
-        (
-            {},
-            {"retention_directives": [{"priority": 1, "duration": -1}]},
-            ("duration",),
-        ),
-        ({}, {"retention_directives": ["x"]}, ("number",)),
-        ({}, {"kv_hints": {"actions": "x"}}, ()),
         ({}, {"vllm_xargs": {"agentic_context": "{"}}, ()),
         ({}, {"vllm_xargs": {"agentic_context": '{"a":"' + "x" * 20_000 + '"}'}}, ()),
     ],

@@ -149,9 +149,20 @@ def test_the_cpu_tier_asks_for_blocks_in_one_piece(monkeypatch, tier, device, la
         monkeypatch.setattr(current_platform, family, lambda it: it == 100)
     transfer = SimpleNamespace(kv_connector_extra_config={"lower_tier": tier})
     config = SimpleNamespace(
-        kv_transfer_config=transfer, device_config=SimpleNamespace(device_type=device)
+        kv_transfer_config=transfer,
+        device_config=SimpleNamespace(device_type=device),
+        additional_config={},
     )
     asked = TTLConnector.get_required_kvcache_layout(config)
     assert asked == layout
     if asked is not None:
         assert KVCacheLayout[asked].is_block_outermost
+
+
+def test_beside_other_connectors_theirs_is_the_layout(monkeypatch):
+    cpu = TTL | {"kv_connector_extra_config": {"lower_tier": "cpu", "cpu_gb": 0.01}}
+    offloading = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    config = build_vllm_config(multi(cpu, offloading))
+    monkeypatch.setattr(config.device_config, "device_type", "cuda")
+    connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+    assert connector.get_required_kvcache_layout(config) == "LBHNC"

@@ -124,7 +124,11 @@ def test_loads_that_arrived_do_not_keep_each_other_waiting(make):
         engine.step()
     assert pinned(engine) == 14
     assert free(engine) == 0
+    prefills = engine.connector.scheduler_role.parts.prefills
+    assert prefills.is_loading()
     report(engine, finished_recving={"load-1", "load-2"})
+    assert is_loading(engine, "load-2"), "by vLLM's account"
+    assert not prefills.is_loading()
     engine.run()
     assert {"load-1", "load-2"} <= engine.finished.keys()
     check(engine)

@@ -256,3 +256,9 @@ def test_the_cause_is_logged_once_with_its_remedy(make_engine, our_log):
     assert "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line
     assert totals(engine)["turns_diverged:head"] == 6
     assert _KNOWN_LABELS["turns_diverged"] == tuple(Cause)
+
+
+def test_a_step_of_beam_search_is_no_turn(make_engine):
+    engine = make_engine()
+    engine.turn("cmpl-1-beam-0", PROMPT, max_tokens=1)
+    assert pinned(engine) == 0

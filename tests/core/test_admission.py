@@ -176,14 +176,14 @@ def reserved(engine):
     return engine.controller.admission.reserved_pool_blocks
 
 
-@pytest.mark.parametrize(("needed", "held_back"), [(2, True), (100, False)])
-def test_what_does_not_fit_was_not_held_back_for_growth(engine, needed, held_back):
+@pytest.mark.parametrize(("needed", "fits"), [(2, True), (100, False)])
+def test_what_does_not_fit_was_not_held_back_for_growth(engine, needed, fits):
     newcomer(engine)
     memory, record = engine.controller.memory, engine.controller.requests["C"]
     memory.free_for_newcomer("C", needed)
-    assert record.held_back is held_back
+    assert record.refused_for_growth is fits
     memory.on_lack_of_memory("C")
-    assert not record.held_back, "the last refusal counts"
+    assert not record.refused_for_growth, "the last refusal counts"
 
 
 def test_an_unknown_request_may_start(engine):
@@ -247,6 +247,34 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     assert pin.kv_blocks == 2
     assert may_start(engine, "C")
     assert engine.controller.memory.free_for_newcomer("C", 2) == 0
+
+
+def test_above_a_tier_no_more_pins_end_than_the_newcomer_lacks(monkeypatch):
+    # A pin that ends stays referenced until it is copied: nothing is freed.
+    engine, ended = build(policy="none"), 0
+    for name in "AD":
+        engine.finish(name)
+        engine.turn(f"{name}-1", range(20), program=name, ttl=60.0)
+    pressure = engine.holder.pressure
+
+    def keep(*_args):
+        nonlocal ended
+        ended += 1
+        return 0
+
+    monkeypatch.setattr(engine.holder, "shrink", lambda *_: None)
+    monkeypatch.setattr(engine.holder, "release", keep)
+    monkeypatch.setattr(
+        engine.holder,
+        "pressure",
+        lambda: pressure()._replace(free_blocks=pressure().free_blocks + 5 * ended),
+    )
+    newcomer(engine)
+    memory, program = engine.controller.memory, engine.controller.requests["C"].program
+    memory.reclaimer.take_for_newcomer(program, 3)
+    assert ended == 1
+    memory.reclaimer.take_for_newcomer(program, 10)
+    assert ended == 2, "all there are"
 
 
 def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer(engine):

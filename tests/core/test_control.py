@@ -100,6 +100,14 @@ def test_a_policy_that_reads_etas_is_asked():
     assert ttl_left(engine) == pytest.approx(300.0)
 
 
+def test_a_pin_that_progress_prolongs_while_memory_is_free_is_decided_again():
+    engine = engine_with_pin(policy="adaptive")
+    (pin,) = engine.pins()
+    engine.controller.pins.set_deadline(pin, pin.deadline_s, uncontended=False)
+    tell(engine, "progress", eta_s=250.0)
+    assert engine.controller.pins.pop_uncontended(1) == [pin]
+
+
 def test_a_pin_whose_next_turn_waits_is_left_alone(engine):
     engine.arrive("r2", [*range(40), 90, 1], program="p")
     tell(engine, "progress", eta_s=1e6)

@@ -98,7 +98,8 @@ def test_a_program_is_put_back_by_so_many_places_at_most():
     work = taught_engine().controller.queue.work
     endless = Work(turns=4000, prompt_s=1e9, output_s=1e9)
     places = 8  # short programs that come while a long one runs
-    assert 0 < work.work_delay_places(endless) <= DELAY * places * MAX_EXCESS_PROGRAMS
+    delay = work.work_delay_places(endless, places)
+    assert 0 < delay <= DELAY * places * MAX_EXCESS_PROGRAMS
 
 
 def test_a_sub_agent_stands_where_its_parents_work_puts_it():
@@ -106,9 +107,18 @@ def test_a_sub_agent_stands_where_its_parents_work_puts_it():
     run(engine, "1parent", 2, end=False)
     parent = engine.controller.programs.get(("", "1parent"))
     engine.arrive("sub-0", [5, 6], program="2sub", parent_id="1parent")
-    assert delay(engine, "sub-0") == engine.controller.queue.work.work_delay_places(
-        parent.work
-    )
+    queue = engine.controller.queue
+    lately = queue.programs.place_numbers.lately("")
+    assert delay(engine, "sub-0") == queue.work.work_delay_places(parent.work, lately)
+
+
+def test_what_another_tenant_begins_puts_no_program_back():
+    engine = taught_engine()
+    old = run(engine, "1old", 2, end=False)
+    for number in range(400):
+        engine.arrive(f"flood-{number}", [5, 6], program=f"f{number}", tenant="other")
+    engine.arrive("old-2", [*old, 1, 2], program="1old")
+    assert 0 < delay(engine, "old-2") < 100
 
 
 def test_a_newcomer_takes_the_pin_of_more_work():

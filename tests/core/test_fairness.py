@@ -101,7 +101,7 @@ def test_tenants_without_number_leave_memory_bounded():
     numbers = PlaceNumbers()
     for tenant in range(3 * fair_queueing.MAX_TENANTS):
         numbers.next(str(tenant))
-    assert len(numbers._last) == fair_queueing.MAX_TENANTS
+    assert len(numbers._tenants) == fair_queueing.MAX_TENANTS
 
 
 # --- the quantum -----------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_a_stall_waits_for_the_rebuild_and_victims_are_whole(tier, share):
 def test_a_second_of_reload_counts_as_one_of_prefill(tier, num_found, prefill, reload):
     """One waits, nine run: a second of either counts 11."""
     pressure = Pressure(100, num_waiting=1, num_running=9)
-    costs = CostModel(prefill=[1.0, 0.0, 0.0], reload={"cpu": [0.0, 0.1]})
+    costs = CostModel(prefill=[1.0, 0.0, 0.0], reload={"cpu": 0.1})
     for number in range(MIN_LOST):
         costs.observe_lost(100, is_found=number < num_found)
     view = view_of(history_of([1.0] * 4), pressure)._replace(costs=costs, tier=tier)

@@ -93,7 +93,7 @@ def views(draw):
         history.start(number, KEYS[number % len(KEYS)], since_s)
     profile = {"prefill": [draw(COEFFICIENTS) for _ in range(3)]}
     if draw(st.booleans()):
-        profile["reload"] = {"cpu": [draw(COEFFICIENTS), draw(COEFFICIENTS)]}
+        profile["reload"] = {"cpu": draw(COEFFICIENTS)}
     costs = CostModel(**profile)
     for wait_s in draw(st.lists(SECONDS, max_size=2)):
         costs.observe_return_wait(wait_s)

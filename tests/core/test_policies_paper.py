@@ -36,7 +36,7 @@ def history_of(gaps):
 
 def view_of(history=None, wait_s=0.0, eta=1.0, avg_turns=0.0, pressure=None, tier=None):
     """One millisecond of prefill per token; a tier that gives back 10 a ms."""
-    costs = CostModel(prefill=[1e-3, 0, 0], reload={"cpu": [0, 1e-4]})
+    costs = CostModel(prefill=[1e-3, 0, 0], reload={"cpu": 1e-4})
     if wait_s:
         costs.observe_return_wait(wait_s)
     history = history if history is not None else GapHistory()
@@ -138,7 +138,7 @@ def test_cachettl_later_in_the_gap_keeps_its_plan(waited_s, ttl_s):
     assert decide("cachettl", turn, view, {"k": 3}).ttl_s == ttl_s
 
 
-@pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP, APPROVAL_GAP])
+@pytest.mark.parametrize("key", [USER_GAP, APPROVAL_GAP])
 def test_cachettl_counts_chats_that_never_return(key):
     history = history_of({LS: [1.0] * 5, key: [2.0]})
     # Own history of 1 <= K: the cold start, here the tools' 1 s.
@@ -154,6 +154,12 @@ def test_cachettl_counts_chats_that_never_return(key):
     # B = 12: 12 / 4 - 2 = 1 > 0.
     dear = decide("cachettl", turn_of(key, 12_000), view_of(history), {"k": 3})
     assert dear.ttl_s == 2.0
+
+
+def test_cachettl_keeps_no_output_without_a_tool_call():
+    history = history_of({LS: [1.0] * 5, FINAL_GAP: [2.0] * 5})
+    assert decide("cachettl", turn_of(FINAL_GAP), view_of(history), {"k": 3}).ttl_s == 0
+    assert decide("cachettl", turn_of(FINAL_GAP), view_of()).ttl_s == 0
 
 
 def brute_force(gaps_s, benefit_s):

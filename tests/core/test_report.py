@@ -89,7 +89,7 @@ def tables_of(*turns):
 
 def test_it_says_who_waited_and_for_what():
     tables = tables_of(
-        turn(1, wait_s=5.0, memory_wait_s=3.0, held_back=True),
+        turn(1, wait_s=5.0, memory_wait_s=3.0, refused_for_growth=True),
         turn(2, wait_s=2.0, memory_wait_s=1.5),
         turn(3, wait_s=0.0),
     )

@@ -117,7 +117,7 @@ def test_truncation_never_invents_a_name(text):
     [
         "(", "[", "{", '{"', "{'", '{"a":', '{"name":', '[{"name": "f", "arguments":',
         "```bash\n", "```", "`", "<tool_call>", '<tool_call>{"', "<tool_call>[",
-        "<tool_call>a<arg_key>",
+        "<tool_call>a<arg_key>", "<TOOLCALL>a<arg_key>", "1.",
         "<function=f>", "<parameter=x>", "<function=f><parameter=x>", "<function=",
         '<invoke name="f">', '<invoke name="f"><parameter name="x">', "<invoke",
         "[TOOL_CALLS]", "[TOOL_CALLS]f{", "to=functions.f ", " to=f <|",
@@ -129,10 +129,10 @@ def test_truncation_never_invents_a_name(text):
     ],
 )  # fmt: skip
 def test_no_input_takes_long(unit):
-    text = unit * (100_000 // len(unit))
+    text = unit * (100_000 // len(unit)) + "x"
     openings = ("", "```bash\n", "<tool_call>", '{"name": "bash", "arguments": {"c": "')
     for opening in openings:
         start = time.process_time()
         detect(opening + text)
         shell_key(opening + text)
-        assert time.process_time() - start < 2.0
+        assert time.process_time() - start < 0.3  # mostly 0.02

@@ -18,10 +18,12 @@ def tier():
     return found
 
 
-def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
-    bound = WaitBound(fixed_s, tier)
+def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None, crowd=1):
+    waiting = [4]
+    bound = WaitBound(fixed_s, tier, lambda: waiting[0])
     for _ in range(requests):
         bound.on_allocated(wait_s)
+    waiting[0] *= crowd
     return bound
 
 
@@ -31,6 +33,11 @@ def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
 def test_it_is_twice_the_mean_wait_within_limits(tier, wait_s, bound_s):
     assert bound_after(tier, wait_s).seconds() == bound_s
     assert bound_after(tier, wait_s, MIN_REQUESTS - 1).seconds() == LAST_RESORT_S
+
+
+@pytest.mark.parametrize(("crowd", "bound_s"), [(0.25, 6.0), (5, 30.0)])
+def test_in_a_crowd_it_is_as_much_longer_as_more_wait(tier, crowd, bound_s):
+    assert bound_after(tier, 3.0, crowd=crowd).seconds() == bound_s
 
 
 def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):

@@ -71,7 +71,7 @@ class TurnLog:
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
         and the prefill that this spared.
     memory_wait_s: for so long before it got its memory that was refused to it.
-    held_back: last refused by admission alone, so that running programs may grow.
+    refused_for_growth: it would have fit when it was last refused.
     """
 
     turn: int
@@ -92,7 +92,7 @@ class TurnLog:
     saved_tokens: int = 0
     saved_s: float = 0.0
     memory_wait_s: float = 0.0
-    held_back: bool = False
+    refused_for_growth: bool = False
     preemptions: int = 0
     finish_s: float | None = None
     completed: bool = False

@@ -158,7 +158,7 @@ def _who_waited(recording: Recording) -> Table:
 def _wait_row(name: str, turns: Sequence[TurnLog]) -> tuple[float, Row]:
     """Seconds waited, and the row."""
     waits_s = [turn.wait_s or 0.0 for turn in turns]
-    growth_s = sum(turn.memory_wait_s for turn in turns if turn.held_back)
+    growth_s = sum(turn.memory_wait_s for turn in turns if turn.refused_for_growth)
     memory_s = sum(turn.memory_wait_s for turn in turns) - growth_s
     waited_s = sum(waits_s)
     batch_s = max(0.0, waited_s - memory_s - growth_s)

@@ -8,10 +8,11 @@ curve used where a reload was possible overstates the benefit many times.
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ttlcache.estimators.regression import ReloadFit
 from ttlcache.estimators.sliding_mean import SlidingMean
 from ttlcache.estimators.step_fit import Step, StepFit
 from ttlcache.types import Pressure
@@ -24,6 +25,8 @@ STEP_TOKENS = 2048
 #: With more of the pool free than this, and nobody known to lack blocks, memory is not
 #: what the queue waits for.
 RESERVE_SHARE = 0.1
+#: Reloads of a tier over which their rate is taken.
+RELOAD_WINDOW = 32
 #: Returns over which their mean wait is taken.
 MEAN_WINDOW = 1000
 #: Returns after a loss over which a lower tier's share is taken, and below which it is
@@ -58,24 +61,39 @@ class RebuildCost(NamedTuple):
         return self.prefill_s + self.reload_s
 
 
+class ReloadRate:
+    """Seconds a token of one lower tier's reloads: the median of the last ones.
+
+    So a stall does not count, and a lasting change soon does.
+    """
+
+    def __init__(self, token_s: float) -> None:
+        self._latest = deque([token_s], RELOAD_WINDOW)
+        self.token_s = token_s
+
+    def observe(self, token_s: float) -> None:
+        self._latest.append(token_s)
+        self.token_s = statistics.median_low(self._latest)
+
+
 class CostModel:
     """Prefill and reload seconds, queueing delay, price of memory.
 
     Args:
         prefill: (a, b, c) to start from: P(n) = a n + b n^2 + c seconds (CacheTTL v4
             §5.2).
-        reload: (latency_s, s_per_token) of tiers; of others they are learnt.
+        reload: seconds a token of tiers; of others they are learnt.
         step_tokens: most tokens of an engine step.
     """
 
     def __init__(
         self,
         prefill: Sequence[float] = DEFAULT_PREFILL,
-        reload: Mapping[str, Sequence[float]] | None = None,
+        reload: Mapping[str, float] | None = None,
         step_tokens: int = STEP_TOKENS,
     ) -> None:
         self._steps = StepFit(prefill, step_tokens)
-        self._reloads = {tier: ReloadFit(at) for tier, at in (reload or {}).items()}
+        self._reloads = {tier: ReloadRate(s) for tier, s in (reload or {}).items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
@@ -97,19 +115,14 @@ class CostModel:
 
     def reload_s(self, tier: str, tokens: float) -> float:
         """Seconds to bring `tokens` back from `tier`; inf for a tier never seen."""
-        fit = self._reloads.get(tier)
-        if fit is None:
-            return math.inf
-        return fit.predict(max(tokens, 0.0))
+        rate = self._reloads.get(tier)
+        return math.inf if rate is None else rate.token_s * max(tokens, 0.0)
 
     def observe_reload(self, tier: str, tokens: int, seconds: float) -> None:
         if not 0.0 < seconds < math.inf or tokens <= 0:
             return
-        fit = self._reloads.get(tier)
-        if fit is None:
-            # Nothing but one point is known: read it as pure bandwidth.
-            fit = self._reloads[tier] = ReloadFit((0.0, seconds / tokens))
-        fit.observe(float(tokens), seconds)
+        token_s = seconds / tokens
+        self._reloads.setdefault(tier, ReloadRate(token_s)).observe(token_s)
 
     def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
         """The cheaper of a prefill and, if `tier` is given, a reload from there."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import islice
 from typing import NamedTuple
 
 from ttlcache.estimators.sliding_mean import SlidingMean
@@ -120,7 +121,7 @@ class PlainCache:
             is_newer = context.used_s > ended_s
             if other != program and (is_newer or context.has_ended):
                 left -= context.own_tokens
-        for arrived_s, other, tokens in self._live.values():
+        for arrived_s, other, tokens in islice(self._live.values(), MAX_CONTEXTS):
             if left <= 0 or arrived_s > ended_s:
                 break
             known = self._contexts.get(other, _UNKNOWN)

@@ -1,4 +1,4 @@
-"""CacheTTL v4, complete (arXiv 2511.02230 v4, §4.1-4.2).
+"""CacheTTL v4 (arXiv 2511.02230 v4, §4.1-4.2).
 
     tau* = argmax over tau in {0} and the recorded gaps of P(tau, f) * B - tau
     B    = T * eta + PrefillReload(r)
@@ -19,7 +19,7 @@ from pydantic import Field
 from ttlcache.estimators.gap_history import is_human_gap
 from ttlcache.estimators.survival import FloatArray
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
-from ttlcache.types import Decision, GapKey, TurnFacts
+from ttlcache.types import FINAL_GAP, Decision, GapKey, TurnFacts
 
 #: A benefit beyond this is no longer told apart: it keeps 0 * inf out of the sums.
 MAX_BENEFIT_S = 1e12
@@ -42,10 +42,11 @@ class _Sample(NamedTuple):
 class CacheTTL(Policy):
     """The utility-maximising TTL of the paper, with its cold start.
 
-    A turn without a tool call (final, user, approval) asks its own history only
-    once that has more than k records; until then the paper's cold start applies.
-    Its distribution counts the gaps that never ended, which the paper, having
+    An output without a tool call is not kept. A call that asks a person reads its own
+    history only once that has more than k records; until then the paper's cold start
+    applies. Its distribution counts the gaps that never ended, which the paper, having
     records of returns only, leaves out: otherwise the rare reply would stand for all.
+    Unlike there, T_default has the mean T of now, and is the turn's own.
     """
 
     name = "cachettl"
@@ -53,6 +54,8 @@ class CacheTTL(Policy):
     options: CacheTTLOptions
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
+        if turn.gap_key == FINAL_GAP:
+            return Decision(0.0, "no-tool-call")
         recovery_s = view.recovery_s(turn)
         delay_s = view.costs.queueing_delay_s
         sample = self._sample(turn.gap_key, view)

@@ -81,29 +81,63 @@ class Place:
         self.is_used_up = True
 
 
+@dataclass(slots=True)
+class _OfTenant:
+    """Places of one tenant.
+
+    last: number of its latest place. newest: largest that it was given.
+    given: places since `counted_s`. lately: those before, by their age then.
+    """
+
+    last: int = 0
+    newest: int = 0
+    given: int = 0
+    lately: float = 0.0
+    counted_s: float = -math.inf
+
+
 class PlaceNumbers:
     """Gives places numbers. Of one tenant alone: 1, 2, 3, …, the order of arrival."""
 
     def __init__(self) -> None:
-        self.newest = 0  # largest that was given
         self._started = 0  # largest number of a context of which a turn was admitted
-        self._last: OrderedDict[str, int] = OrderedDict()
+        self._tenants: OrderedDict[str, _OfTenant] = OrderedDict()
 
     def next(self, tenant: str) -> int:
         """The number of a new place: behind those of its tenant, and behind those of
         other tenants that stood at the head already."""
-        number = max(self._started, self._last.get(tenant, 0)) + 1
-        self._last[tenant] = number
-        self.newest = max(self.newest, number)
-        self._last.move_to_end(tenant)
-        if len(self._last) > MAX_TENANTS:
-            self._last.popitem(last=False)
-        return number
+        own = self._tenants.setdefault(tenant, _OfTenant())
+        own.last = max(self._started, own.last) + 1
+        if own.last > own.newest:  # none that was given back
+            own.newest = own.last
+            own.given += 1
+        self._tenants.move_to_end(tenant)
+        if len(self._tenants) > MAX_TENANTS:
+            self._tenants.popitem(last=False)
+        return own.last
 
     def give_back(self, tenant: str, number: int) -> None:
         """No turn was admitted from this place, none will be: the next one gets it."""
-        if min(number, self._last.get(tenant, 0)) > self._started:
-            self._last[tenant] -= 1
+        own = self._tenants.get(tenant)
+        if own is not None and min(number, own.last) > self._started:
+            own.last -= 1
+
+    def count_lately(self, tenant: str, now_s: float, period_s: float) -> None:
+        """Bring `lately` up to now; `period_s` is the time constant of its decay."""
+        own = self._tenants.get(tenant)
+        if own is not None:
+            passed_s = max(0.0, now_s - own.counted_s)  # a clock may go back
+            kept = math.exp(-passed_s / period_s) if period_s > 0.0 else 0.0
+            own.lately, own.given = kept * own.lately + own.given, 0
+            own.counted_s = now_s
+
+    def lately(self, tenant: str) -> float:
+        """Places that the tenant was given lately, as of `count_lately`.
+
+        Its own: what others begin must not put its programs back.
+        """
+        own = self._tenants.get(tenant)
+        return 0.0 if own is None else own.lately
 
     def on_allocated(self, number: int) -> None:
         """A turn that stood at this number got its memory."""

@@ -241,7 +241,7 @@ class RequestRecord:
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
     lacks_memory_since_s: float | None = None  # when memory was first refused to it
-    held_back: bool = False  # it would fit: last refused for the growth of others
+    refused_for_growth: bool = False  # last refused although it would fit
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
     asked_tier: bool = False  # for what GPU memory has not

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
 from ttlcache.programs.prompt_fingerprint import (
-    LENGTH_MASK,
     MOST_END_TOKENS,
+    PROMPT_BIT,
     tail_digest,
+    tail_digests,
 )
 from ttlcache.types import TokenSlice
 
@@ -123,14 +124,13 @@ class PrefixIndex:
         stop = min(start + self._block_tokens, num_tokens) - 1
         if stop < start:
             return None  # a continuation has more than the context
-        tail = tuple(tokens(start, stop))
+        tail = tokens(start, stop)
         # The same prompt again is a program of its own.
         prompt_tail = num_tokens - MOST_END_TOKENS - 1 - start
-        many = len(place) > len(tail) ** 2  # what hashing every length costs
-        lengths = range(len(tail) + 1) if many else {d & LENGTH_MASK for d in place}
-        for length in sorted(lengths, reverse=True):
-            for is_prompt in (False, True) if length <= prompt_tail else (False,):
-                number = place.get(tail_digest(tail[:length], is_prompt=is_prompt))
+        digests = tail_digests(tail)
+        for length in range(len(tail), -1, -1):
+            for prompt_bit in (0, PROMPT_BIT) if length <= prompt_tail else (0,):
+                number = place.get(digests[length] | prompt_bit)
                 program = None if number is None else program_of(number)
                 if program is not None:
                     return program

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from ttlcache.types import Arrival, TokenSlice
@@ -26,7 +27,9 @@ MAX_TEMPLATES, MAX_OTHERS = 64, 24
 # With the bit for prompts 40: so a place of the prefix index takes four digits.
 _DIGEST_MASK = (1 << 39) - 1
 #: A digest's last bits: of how many tokens it is. Blocks with a state have thousands.
-_LENGTH_BITS, LENGTH_MASK = 16, 0xFFFF
+_LENGTH_BITS = 16
+#: And whether those end a prompt.
+PROMPT_BIT = 1 << _LENGTH_BITS
 
 
 class GenerationPrompt:
@@ -114,6 +117,15 @@ class PromptFingerprint:
 
 
 def tail_digest(tokens: Sequence[int], *, is_prompt: bool = False) -> int:
-    """Of the tokens behind a full block, and of their number; 0 where none are."""
-    digest = hash(tuple(tokens)) & _DIGEST_MASK if tokens else 0
-    return (digest << 1 | is_prompt) << _LENGTH_BITS | len(tokens)
+    """Of the tokens behind a full block, and of their number."""
+    digest = tail_digests(tokens)[-1]
+    return digest | PROMPT_BIT if is_prompt else digest
+
+
+def tail_digests(tokens: Sequence[int]) -> list[int]:
+    """`tail_digest` of none of these tokens, of the first, of the first two, …"""
+    chained = accumulate(tokens, lambda known, token: hash((known, token)), initial=0)
+    return [
+        (digest & _DIGEST_MASK) << 1 + _LENGTH_BITS | length
+        for length, digest in enumerate(chained)
+    ]

@@ -127,7 +127,7 @@ class Retention:
         Returns:
             Blocks that became free.
         """
-        uncontended = self.pins.pop_unpriced(REPRICED_AT_ONCE)
+        uncontended = self.pins.pop_uncontended(REPRICED_AT_ONCE)
         if not uncontended:
             return 0
         ended, view = [], self._view(now_s)
@@ -164,7 +164,8 @@ class Retention:
             turn.facts = turn.facts._replace(tool_eta_s=waited_s + left_s)
             decision = self._redecide(turn.facts, waited_s, view, is_end_known=True)
             if decision.ttl_s > 0:
-                self.pins.set_deadline(pin, now_s + decision.ttl_s)
+                ends_s, uncontended = now_s + decision.ttl_s, decision.uncontended
+                self.pins.set_deadline(pin, ends_s, uncontended=uncontended)
                 self.telemetry.extend(now_s, pin, "tool progress")
             else:
                 self._expire(pin)

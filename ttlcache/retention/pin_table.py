@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from sortedcontainers import SortedList
 
 from ttlcache.programs.model import Pin, Program, Turn
 from ttlcache.types import Rank
-
-#: Outdated deadlines that may lie about before they are swept out.
-_MAX_OUTDATED = 64
 
 
 def _order(pin: Pin) -> tuple[int, ...]:
@@ -33,9 +32,8 @@ class PinTable:
 
     def __init__(self) -> None:
         self._pins: dict[int, Pin] = {}
-        # A heap of (deadline, pin id). Entries of ended pins, of pins with claimants
-        # and of earlier deadlines stay until they come up or outnumber the others.
-        self._deadlines: list[tuple[float, int]] = []
+        # (deadline, pin id) of those that no request waits to claim.
+        self._deadlines: SortedList[tuple[float, int]] = SortedList()
         # Ascending. A plain list: pins are thousands at most, the newest go last.
         self._by_victim: list[tuple[int, ...]] = []
         self._next_id = 0
@@ -100,7 +98,7 @@ class PinTable:
             self._uncontended[pin.pin_id] = None
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin
-        self._push(pin)
+        self._deadlines.add((pin.deadline_s, pin.pin_id))
         insort(self._by_victim, _order(pin))
         self._count(pin, kv_blocks)
         return pin
@@ -108,13 +106,15 @@ class PinTable:
     def remove(self, pin: Pin) -> None:
         """End a pin; the caller says why, elsewhere."""
         del self._pins[pin.pin_id]
+        if not self._pins:
+            self._pins = {}  # emptied, the old one keeps the room of its fullest time
+        self._deadlines.discard((pin.deadline_s, pin.pin_id))
         self._uncontended.pop(pin.pin_id, None)
         del self._by_victim[bisect_left(self._by_victim, _order(pin))]
         self._count(pin, -pin.kv_blocks)
         pin.turn.pin_id = None
         pin.turn.hashes = ()
         pin.turn.facts = None
-        self._sweep()
 
     def shrink(self, pin: Pin, *, kv_blocks: int, kv_tokens: int) -> None:
         """Keep only a prefix of the pinned blocks."""
@@ -126,6 +126,7 @@ class PinTable:
         """The request that will claim this pin waits: stop its expiry."""
         self.version += 1
         pin.claimants.add(request_id)
+        self._deadlines.discard((pin.deadline_s, pin.pin_id))
 
     def remove_claimant(self, pin: Pin, request_id: str) -> None:
         """The request went away without claiming: the deadline counts again."""
@@ -134,17 +135,18 @@ class PinTable:
         self.version += 1
         pin.claimants.discard(request_id)
         if not pin.has_claimant:
-            self._push(pin)
+            self._deadlines.add((pin.deadline_s, pin.pin_id))
 
     def set_deadline(
         self, pin: Pin, deadline_s: float, *, uncontended: bool | None = None
     ) -> None:
         """Decide again. uncontended: None leaves it as it is."""
+        self._deadlines.discard((pin.deadline_s, pin.pin_id))
         pin.deadline_s = deadline_s
         if uncontended is not None:
             self._mark(pin, uncontended)
         if not pin.has_claimant:
-            self._push(pin)
+            self._deadlines.add((pin.deadline_s, pin.pin_id))
 
     def lower_policy_deadline(self, pin: Pin, deadline_s: float) -> None:
         """Waiting requests may take the pin from then on."""
@@ -152,19 +154,12 @@ class PinTable:
             pin.policy_deadline_s = deadline_s
             self.version += 1
 
-    def expired(self, now_s: float) -> list[Pin]:
+    def expired(self, now_s: float, most: int | None = None) -> list[Pin]:
         """Pins past their deadline without a claimant, oldest deadline first."""
-        deadlines = self._deadlines
-        due: list[Pin] = []
-        while deadlines and deadlines[0][0] <= now_s:
-            pin = self._live(heappop(deadlines))
-            if pin is not None and (not due or due[-1] is not pin):
-                due.append(pin)
-        for pin in due:  # still there until the caller acts
-            self._push(pin)
-        return due
+        due = self._deadlines.irange(maximum=(now_s, self._next_id))
+        return [self._pins[pin_id] for _, pin_id in islice(due, most)]
 
-    def pop_unpriced(self, most: int) -> list[Pin]:
+    def pop_uncontended(self, most: int) -> list[Pin]:
         """The oldest uncontended pins, which are so no more.
 
         Those whose next turn waits are left out: their deadline does not count.
@@ -179,8 +174,6 @@ class PinTable:
 
     def next_deadline_s(self) -> float | None:
         """When the next pin expires, for simulators."""
-        while self._deadlines and self._live(self._deadlines[0]) is None:
-            heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def in_eviction_order(self) -> Iterator[Pin]:
@@ -226,23 +219,3 @@ class PinTable:
         self._uncontended.pop(pin.pin_id, None)
         if uncontended:
             self._uncontended[pin.pin_id] = None
-
-    def _push(self, pin: Pin) -> None:
-        heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
-        self._sweep()
-
-    def _sweep(self) -> None:
-        if not self._pins:
-            self._pins = {}  # emptied, the old one keeps the room of its fullest time
-        deadlines = self._deadlines
-        if len(deadlines) > 2 * len(self._pins) + _MAX_OUTDATED:
-            deadlines[:] = {each for each in deadlines if self._live(each) is not None}
-            heapify(deadlines)
-
-    def _live(self, entry: tuple[float, int]) -> Pin | None:
-        """The pin that this deadline ends, None for an outdated entry."""
-        deadline_s, pin_id = entry
-        pin = self._pins.get(pin_id)
-        if pin is None or pin.has_claimant or pin.deadline_s != deadline_s:
-            return None
-        return pin

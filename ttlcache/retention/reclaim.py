@@ -160,17 +160,20 @@ class Reclaimer:
             if needless and lapsed:
                 self.turns.end_pin(pin, PinOutcome.VICTIM)
 
-    def take_for_newcomer(self, program: Program, blocks: int) -> int:
+    def take_for_newcomer(self, program: Program, blocks: int) -> None:
         """Free up to `blocks` of pins that have no right against anybody.
 
         Those beyond their policy's TTL, and those of a tenant over its part.
         What else ranks behind the newcomer is not taken for growth that is to come.
         """
         cap, now_s = self._cap(), self.clock.now_s()
-        return self._take(
+        enough = self.holder.pressure().free_blocks + blocks
+        self._take(
             blocks,
             lambda pin: (
                 not pin.has_claimant
+                # Above a tier the pins taken so far are kept, and count as free.
+                and self.holder.pressure().free_blocks < enough
                 and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
                 and self.holder.is_freeable(pin.pin_id)
             ),

@@ -94,7 +94,7 @@ class MemoryArbiter:
         record = self.requests.get(request_id)
         if record is None:
             return
-        record.held_back = False
+        record.refused_for_growth = False
         if record.lacks_memory_since_s is None:
             record.lacks_memory_since_s = self.clock.now_s()
 
@@ -102,16 +102,17 @@ class MemoryArbiter:
         """`may_start` said no: pins that have no right to stay give way.
 
         Returns:
-            Blocks that became free; 0 means that asking again is pointless.
+            Blocks that became free, or count as free; 0: asking again is pointless.
         """
         record = self.requests.get(request_id)
         if record is None:
             return 0
         free_blocks = self.holder.pressure().free_blocks
-        record.held_back = needed_pool_blocks <= free_blocks
-        freed = self.redecide_under_pressure()
+        record.refused_for_growth = needed_pool_blocks <= free_blocks
+        self.redecide_under_pressure()
         missing = self._missing_blocks(record, needed_pool_blocks)
-        return freed + self.reclaimer.take_for_newcomer(record.program, missing)
+        self.reclaimer.take_for_newcomer(record.program, missing)
+        return self.holder.pressure().free_blocks - free_blocks
 
     def redecide_under_pressure(self) -> int:
         """A request waits for memory: pins made while nobody did are decided anew.

@@ -90,8 +90,9 @@ class QueueOrder:
             program.place = self.programs.new_place(program.tenant)
         record.place = program.place
         if self.ordering.uses_work:
-            newest = self.programs.place_numbers.newest
-            self.work.on_arrival(record.queued_s, newest)
+            self.programs.place_numbers.count_lately(
+                program.tenant, record.queued_s, self.work.run_s.value
+            )
         self._read_place(record)
 
     def on_allocated(self, record: RequestRecord, now_s: float) -> None:
@@ -141,7 +142,8 @@ class QueueOrder:
             # A sub-agent is work of its parent, which waits for it.
             program = record.program.parent or record.program
             work = self._work_of(program, record)
-            record.work_delay_places = self.work.work_delay_places(work)
+            lately = self.programs.place_numbers.lately(program.tenant)
+            record.work_delay_places = self.work.work_delay_places(work, lately)
 
     def _work_of(self, program: Program, record: RequestRecord) -> Work:
         if program.work is None:

@@ -12,7 +12,7 @@ and output tokens by the mean seconds of one.
 
 In the queue work left counts as places (`work_delay_places`):
 
-    places = DELAY * trust * places given lately, in the time that a mean program runs
+    places = DELAY * trust * places its tenant got in the time that a mean program runs
              * min(work left beyond a new program's / work of a mean one,
                    MAX_EXCESS_PROGRAMS)
 
@@ -69,22 +69,8 @@ class RemainingWork:
         self._token_s = SlidingMean(MEAN_WINDOW)
         self._turns_left: list[float] | None = None
         self._program_s = SlidingMean(WINDOW)
-        self._run_s = SlidingMean(WINDOW)
-        self._places = 0.0
-        self._newest_place, self._arrived_s = 0, -math.inf
+        self.run_s = SlidingMean(WINDOW)  # of ended programs
         self._forecasts = Slope(WINDOW)
-
-    def on_arrival(self, now_s: float, newest_place: int) -> None:
-        """A request came: this is the newest place that was given until now.
-
-        Between arrivals `work_delay_places` is as of the last one.
-        """
-        given = newest_place - self._newest_place
-        run_s = self._run_s.value
-        passed_s = max(0.0, now_s - self._arrived_s)  # a clock may go back
-        kept = math.exp(-passed_s / run_s) if run_s > 0.0 else 0.0
-        self._places = kept * self._places + given
-        self._newest_place, self._arrived_s = newest_place, now_s
 
     def on_decoded(self, token_s: float) -> None:
         """An output token after the first took so long, in whatever batch it was."""
@@ -117,13 +103,16 @@ class RemainingWork:
         self._turns_left = None
         total_s = work.prompt_s + work.output_s
         self._program_s.observe(total_s)
-        self._run_s.observe(work.last_s - work.first_s)
+        self.run_s.observe(work.last_s - work.first_s)
         for done_s, left_s in work.forecasts:
             if done_s < total_s:  # a turn followed, as where the queue asks
                 self._forecasts.observe(left_s, total_s - done_s)
 
-    def work_delay_places(self, work: Work) -> int:
-        """By how many places its work left puts a program back; 0 while unknown."""
+    def work_delay_places(self, work: Work, places_lately: float) -> int:
+        """By how many places its work left puts a program back; 0 while unknown.
+
+        places_lately: given to its tenant, in the time that a mean program runs.
+        """
         left_s, new_s = self.left_s(work), self.left_s(_NEW)
         if left_s is None or new_s is None or left_s <= new_s:
             return 0
@@ -131,7 +120,7 @@ class RemainingWork:
         if not mean_s > 0.0:
             return 0
         programs = min((left_s - new_s) / mean_s, MAX_EXCESS_PROGRAMS)
-        return round(DELAY * self.trust * self._places * programs)
+        return round(DELAY * self.trust * places_lately * programs)
 
     @property
     def trust(self) -> float:

@@ -5,10 +5,12 @@ keeps few contexts under way, and pays where a context that leaves GPU memory mu
 prefilled again. Above a lower tier that has it then, little is saved, and first turns
 are late for nothing. So there W is learnt:
 
-    W = max(LEAST_S, MEAN_WAITS * mean wait of a request)
+    W = max(LEAST_S, MEAN_WAITS * mean wait * max(1, waiting now / waiting then))
 
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
-about that in order of arrival: a small multiple of it bounds what the order adds. Where
+about that in order of arrival: a small multiple of it bounds what the order adds. In a
+crowd the wait in order of arrival is as much longer as there are more that wait; with
+the mean alone all of them would be overdue, and the order no order. Where
 more contexts are under way than the tier holds it forgets some
 (`TierKnowledge.keeps`): then the order by program counts, which keeps their number
 down. Measured in docs/research/tiers-measurements.md.
@@ -38,15 +40,19 @@ class WaitBound:
     """W, in seconds.
 
     fixed_s: what it always is; None: learnt above a tier.
+    num_waiting: requests that wait now.
     """
 
     fixed_s: float | None
     tier_knowledge: TierKnowledge
+    num_waiting: Callable[[], int]
+    _waiting: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_allocated(self, wait_s: float) -> None:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
+        self._waiting.observe(max(1, self.num_waiting()))
 
     def seconds(self, may_learn: Callable[[], bool] = lambda: True) -> float:
         """W as it is now.
@@ -61,4 +67,5 @@ class WaitBound:
             or not may_learn()
         ):
             return LAST_RESORT_S
-        return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)
+        crowd = max(1.0, self.num_waiting() / self._waiting.value)
+        return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value * crowd), LAST_RESORT_S)

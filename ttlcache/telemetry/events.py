@@ -131,7 +131,7 @@ class Telemetry:
             saved_tokens=0 if claim is None else claim.saved_tokens,
             saved_s=0.0 if claim is None else claim.saved_s,
             memory_wait_s=record.memory_wait_s(now_s),
-            held_back=record.held_back,
+            refused_for_growth=record.refused_for_growth,
             again=again,
         )
 

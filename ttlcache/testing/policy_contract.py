@@ -70,7 +70,7 @@ def view_of(
 ) -> View:
     """A view as a controller would hand it over."""
     if costs is None:
-        costs = CostModel(prefill=[1e-4, 1e-9, 0.01], reload={"cpu": [0, 1e-6]})
+        costs = CostModel(prefill=[1e-4, 1e-9, 0.01], reload={"cpu": 1e-6})
         costs.observe_return_wait(2.0)
     return View(history, costs, 0.8, 10.0, pressure=pressure, now_s=60.0)
 

@@ -89,7 +89,6 @@ _QUOTED = re.compile(r"""\$?'([^']*+)'|\$?"((?:[^"\\]|\\.)*+)"|\\(.)""", re.DOTA
 _ESCAPED = re.compile(r"""\\(["\\$`])""")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
 _KEYSTROKE = re.compile(r"(?:[CMS]-.{1,6}|\^.)$")  # of a terminal: C-c
-_VERSION = re.compile(r"-?\d[\d.]*$")
 
 
 class _Rank(IntEnum):
@@ -172,7 +171,8 @@ def _program(word: str) -> str:
     name = word.rstrip("/").rpartition("/")[2].partition("@")[0]  # npx tool@1.2
     if name.endswith((".py", ".sh")):
         return "python" if name.endswith("y") else "bash"
-    for known in (name, _VERSION.sub("", name)):
+    without_version = name.rstrip("0123456789.").removesuffix("-")
+    for known in (name, without_version):
         if known in PROGRAMS:
             return known
     return OTHER if word.strip("/") and not _KEYSTROKE.match(word) else ""

@@ -37,8 +37,8 @@ policies.register(OraclePolicy.name, f"{OraclePolicy.__module__}:OraclePolicy")
 
 
 #: Without our bounds on waiting: for rivals with none, or with one of their own in
-#: their order or gate. What stands for the paper (`cachettl` and its steps) keeps
-#: ours, so that it differs from `adaptive` by the policy alone.
+#: their order or gate. The paper's rule with our victims (`cachettl` and its steps)
+#: keeps ours; its own readings of victims have none.
 _UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "quantum_turns": 10**9}
 
 
@@ -145,7 +145,7 @@ _ALL = (
         {"policy": ContinuumV1.name},
         bounded=False,
     ),
-    Arm("cachettl", "CacheTTL v4 complete", {"policy": "cachettl"}),
+    Arm("cachettl", "CacheTTL v4, our victims", {"policy": "cachettl"}),
     Arm(
         "cachettl-paper",
         "the same as v4 §5.2 is worded: which pins end (`paper_victims`), "

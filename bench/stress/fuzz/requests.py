@@ -31,7 +31,7 @@ SCALAR_FIELDS = (
     *("session_id", "job_id", "is_last_step", "this_func_call", "last_func_call"),
     *("prompt_cache_key", "safety_identifier", "user", "metadata", "cache_salt"),
     *("priority", "request_id", "cache_control", "previous_response_id"),
-    *("agent_hint", "nvext", "retention_directives", "kv_hints"),
+    *("agent_hint", "nvext"),
 )
 METADATA = ("session_id", "user_id", "ttlcache")
 HINTS = (
@@ -81,8 +81,6 @@ SCALARS = (
     json.dumps('{"session_id":' + "[" * 3_000),
     json.dumps({"session_id": "c", "parent_session_id": ["p"]}),
     json.dumps({"agent_context": {"session_id": 1, "session_final": "x"}}),
-    '[{"start":0,"end":null,"priority":1,"duration":1e999}]',
-    '{"actions":[{"action_type":"kv.retain","payload":{"directives":[[]]}}]}',
 )
 #: Not JSON; what follows of the body may become part of it.
 BROKEN = ("", "{", "[", "\x00", '"', "nul", "1.2.3", "'x'")

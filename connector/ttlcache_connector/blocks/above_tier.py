@@ -11,7 +11,7 @@ from ttlcache.retention.decisions import MAX_ALIKE
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
-from ttlcache_connector.tiers.base import TierDemotions, TurnEnd, program_name
+from ttlcache_connector.tiers.base import TierDemotions
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -45,17 +45,11 @@ class PinsAboveTier(PinnedBlocks):
         queue_counts: Callable[[], tuple[int, int]],
         unpinned: UnpinnedTurns,
         stores: TierDemotions,
-        report_turn: Callable[[TurnEnd], None],
         states: RecurrentStates | None = None,
     ) -> None:
-        """
-        Args:
-            report_turn: the tier's, guarded: called where a pin's program has ended.
-        """
         super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs, states)
         self.unpinned = unpinned
         self._stores = stores
-        self._report_turn = report_turn
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
@@ -88,8 +82,6 @@ class PinsAboveTier(PinnedBlocks):
         turn = self._turn_of.pop(pin_id, None)
         if turn is None:
             return super().release(pin_id, outcome, mode)
-        if outcome is PinOutcome.ENDED:
-            self._report_turn(TurnEnd(turn.request_id, program_name(turn.program)))
         if outcome not in _COMES_BACK:
             freed = self.unpinned.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)

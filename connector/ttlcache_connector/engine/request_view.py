@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ttlcache_connector.engine.tool_reader import OutputReader
 
+#: In the ids of the requests that vLLM makes of one with beam search.
+BEAM = "-beam-"
 #: Finished normally; ignored and failed requests are not retained.
 _COMPLETED = (
     RequestStatus.FINISHED_STOPPED,
@@ -32,6 +34,8 @@ def is_completed(request: Request, reader: OutputReader | None) -> bool:
     """
     if request.resumable or request.pooling_params is not None:
         return False
+    if BEAM in request.request_id:
+        return False  # one token of many continuations that vLLM itself asks for
     if request.status in _COMPLETED:
         return True
     params = request.sampling_params

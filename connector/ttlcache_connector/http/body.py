@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ttlcache.programs.client_values import (
     MAX_NESTED_SIZE,
-    MAX_SECONDS,
     UnfitValueError,
-    client_number,
     client_seconds,
 )
-from ttlcache_connector.http.known_clients import (
-    CONTINUUM_FIELDS,
-    DIRECTIVES,
-    ENVELOPE,
-    RETAIN_ACTION,
-)
+from ttlcache_connector.http.known_clients import CONTINUUM_FIELDS
 
 #: What decoding may raise on a client's bytes.
 UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
@@ -32,8 +24,6 @@ MAX_OPENING = 16
 MAX_TEXT_CHARS = 16 * 1024
 #: Of a member that is read: all that may go on, as long numbers or escaped characters.
 MAX_MEMBER_BYTES = 12 * MAX_NESTED_SIZE
-#: Actions, and directives, of which the rest is not read.
-MAX_DIRECTIVES = 128
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 #: Blanks are counted: a long run must not be looked at from each of its blanks.
 _CACHE_CONTROL_FIELD = re.compile(
@@ -51,8 +41,6 @@ class Body(msgspec.Struct):
     this_func_call: Any = None
     agent_hint: Any = None
     nvext: Any = None
-    retention_directives: Any = None
-    kv_hints: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     previous_response_id: Any = None
@@ -88,7 +76,7 @@ _ROLE = msgspec.json.Decoder(_Role)
 #: A body without any of these bytes has nothing for us and is not parsed.
 _TELLING = (
     *("metadata", "session_id", "cache_control", "kv_transfer_params", "vllm_xargs"),
-    *("agent_hint", "nvext", DIRECTIVES, ENVELOPE, *CONTINUUM_FIELDS),
+    *("agent_hint", "nvext", *CONTINUUM_FIELDS),
 )
 _MARKERS = re.compile(rb'"(?:%s)"\s*:' % "|".join(_TELLING).encode())
 
@@ -185,10 +173,9 @@ def opening(body: Body) -> bytes | None:
     return _CACHE_CONTROL_FIELD.sub(b"", b"\0".join(parts))
 
 
-def requested_ttl(raw: bytes, body: Body, dropped: list[str]) -> str | float | None:
+def requested_ttl(raw: bytes) -> str | float | None:
     """The longest TTL that a body asks for, as it was written."""
-    wishes: list[tuple[float, str | float]] = [*_cache_controls(raw)]
-    wishes += _retained(body, dropped)
+    wishes = _cache_controls(raw)
     longest = max(wishes, key=lambda wish: wish[0], default=None)
     return None if longest is None else longest[1]
 
@@ -207,33 +194,3 @@ def _cache_controls(raw: bytes) -> Iterator[tuple[float, str | float]]:
             continue
         if marker.get("type") == "ephemeral":
             yield seconds, ttl
-
-
-def _retained(body: Body, dropped: list[str]) -> Iterator[tuple[float, float]]:
-    """Directives that cover the end of the context, and so all of it.
-
-    One without a duration lasts for ever.
-    """
-    for directive in islice(_directives(body), MAX_DIRECTIVES):
-        if member(directive, "end") is not None:
-            continue
-        try:
-            priority = client_number(member(directive, "priority"))
-            duration = member(directive, "duration")
-            ttl_s = MAX_SECONDS if duration is None else client_seconds(duration)
-        except UnfitValueError as unfit:
-            dropped.append(str(unfit))
-            continue
-        if priority > 0:
-            yield ttl_s, ttl_s
-
-
-def _directives(body: Body) -> Iterator[Any]:
-    yield from _items(getattr(body, DIRECTIVES))
-    for action in _items(member(getattr(body, ENVELOPE), "actions")):
-        if member(action, "action_type") == RETAIN_ACTION:
-            yield from _items(member(action, "payload", "directives"))
-
-
-def _items(value: object) -> Sequence[Any]:
-    return value[:MAX_DIRECTIVES] if isinstance(value, list) else ()

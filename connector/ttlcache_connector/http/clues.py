@@ -109,7 +109,7 @@ def from_body(body: bytes, before: Clues = NO_CLUES) -> Clues:
         if value is not None:
             hints[name] = value
     named = in_objects(parsed, dropped)
-    ttl = requested_ttl(body, parsed, dropped)
+    ttl = requested_ttl(body)
     own = {**named.hints, **before.hints.get("ttlcache", {})}
     if ttl is not None:
         own["ttl"] = ttl

@@ -96,11 +96,6 @@ BODY_FORMS = (
 )
 #: Other members that are hints of ours under another name.
 BODY_HINTS = {("nvext", "agent_hints", "priority"): "priority_class"}
-#: vLLM's retention directives, as llm-d's router sends them (vLLM's RFC 37003).
-DIRECTIVES = "retention_directives"
-#: The same in an envelope of vLLM's: a list of actions, of which one type has them.
-ENVELOPE = "kv_hints"
-RETAIN_ACTION = "kv.retain"
 
 #: vllm-continuum's top-level fields; `parse_hints` knows them by these names.
 CONTINUUM_FIELDS = ("job_id", "is_last_step", "this_func_call")

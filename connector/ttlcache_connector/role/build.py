@@ -117,7 +117,6 @@ class SchedulerRoleBuilder:
                 engine.queue_counts,
                 unpinned,
                 stores,
-                lower.report_turn,
                 states,
             )
         holder = above_tier or PinnedBlocks(
@@ -130,6 +129,7 @@ class SchedulerRoleBuilder:
             block_tokens=pool.hash_block_size,
             costs=self._costs,
             on_rekey=engine.rekey,
+            on_program_end=None if above_tier is None else lower.on_program_end,
             telemetry=open_telemetry(
                 self._config, self._clock, self._metrics, self._about(pool)
             ),

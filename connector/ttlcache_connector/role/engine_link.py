@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
@@ -83,20 +83,27 @@ class Prefills:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
+        self._loaded: set[str] = set()  # vLLM finds out once they are at the head
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
     def start(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        self._loaded.discard(request.request_id)
 
     def end(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._loaded.discard(request_id)
+
+    def on_loaded(self, request_ids: Iterable[str]) -> None:
+        """All workers have their KV."""
+        self._loaded.update(self._requests.keys() & request_ids)
 
     def is_loading(self) -> bool:
         """Whether a request that holds its blocks waits for remote KV."""
         # Looked up among those admitted, not in the queue: thousands may wait there.
-        return any(map(is_loading, self))
+        return any(is_loading(r) and r.request_id not in self._loaded for r in self)
 
     def take_done(self) -> list[Request]:
         """Those whose prompts are done, and which are none of these any more."""

@@ -287,6 +287,8 @@ class RequestEvents:
         reader = self._reader
         if reader is None or not reader.ready:
             return None
+        if not self._controller.retention_enabled:
+            return None  # that takes time for nothing
         return lambda: self.read_tool(request)
 
     @guarded(fallback=UNKNOWN_GAP)

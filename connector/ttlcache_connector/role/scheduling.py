@@ -133,7 +133,7 @@ class SchedulingCallbacks:
         freed = ask.eviction(needed, request, Urgency.HELD_BACK)
         if freed and ask.admission(request, needed) is Admission.ADMIT:
             return False
-        fits = needed <= self._holder.pool.get_num_free_blocks()
+        fits = needed <= self._holder.pressure().free_blocks
         others_pass = fits and self._controller.memory.may_be_passed(request.request_id)
         engine.hold_back(HoldScope.NEWCOMERS if others_pass else HoldScope.ALL)
         return True

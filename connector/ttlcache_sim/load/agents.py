@@ -139,8 +139,8 @@ class RequestFactory:
         hints: dict[str, Any] = {"program_id": agent.program_id}
         if agent.is_last:
             if self._tell_last:
-                hints["is_last_step"] = True
-            return hints
+                return {**hints, "is_last_step": True}
+            return {**hints, "tool": "finish"}  # as an output without a tool call
         hints["tool"] = agent.current.tool.split("+")
         if self._tell_gap:
             hints["tool_eta_s"] = agent.current.gap_s

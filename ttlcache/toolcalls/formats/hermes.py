@@ -12,7 +12,8 @@ from ttlcache.types import GapKey
 _TAG = re.compile(r"<\|?(?:tool_calls?|TOOLCALL)\|?>\s{0,16}")
 _GLM_NAME = re.compile(r"([\w.-]{1,128})\s{0,16}(?=<arg_key>|</tool_call>)")
 _GLM_ARGUMENT = re.compile(
-    r"<arg_key>([\w.-]{1,128})</arg_key>\s{0,16}<arg_value>|</arg_value>|</?tool_call>"
+    r"<arg_key>([\w.-]{1,128})</arg_key>\s{0,16}<arg_value>|</arg_value>"
+    r"|</?\|?(?:tool_calls?|TOOLCALL)\|?>"  # any `_TAG`: else quadratic
 )
 
 

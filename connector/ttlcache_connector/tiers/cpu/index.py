@@ -144,11 +144,12 @@ class HostIndex:
     def make_room(self, count: int) -> list[KVCacheBlock]:
         """Up to so many blocks to store into; the earliest deadline gives way first.
 
+        No turn gives way to one that would not fit whole all the same.
         Each has one reference, which is the caller's until `unlock` or `keep`.
         """
-        while self._pool.get_num_free_blocks() < count and self._turns:
-            _, request_id = self._by_deadline[0]
-            self.drop(request_id)
+        if count <= self.count_obtainable():
+            while self._pool.get_num_free_blocks() < count and self._turns:
+                self.drop(self._by_deadline[0][1])
         free = min(count, self._pool.get_num_free_blocks())
         blocks = list(self._pool.get_new_blocks(free))
         self.version += 1

@@ -111,6 +111,7 @@ class CPUWorkerTier(WorkerTier):
         self._loading: set[str] = set()  # requests that vLLM has not heard of since
         self._overdue: set[str] = set()
         self._report = CopyReport()
+        self._engines: CopyEngines | None = None  # until caches are registered
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Without memory that can be copied to, every copy is refused."""
@@ -126,19 +127,21 @@ class CPUWorkerTier(WorkerTier):
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
             memory = allocate(num_bytes)
-            self._engines = engines = make_engines(self._device)
-            self._engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
+            engines = make_engines(self._device)
+            engines.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
             self._host = memory.view(self._num_blocks, -1)
             size = f"{self._num_blocks - 1} blocks, {num_bytes / 1e9:.1f} GB"
-            name = self._engines.name
+            name = engines.name
             log.info("ttlcache: CPU tier of %s on this rank, %s engine", size, name)
-        except (TransferError, RuntimeError) as error:
-            log.error("ttlcache: no CPU tier on this rank: %s", error)
+        except Exception as error:
+            shown = not isinstance(error, TransferError)
+            log.error("ttlcache: no CPU tier on this rank: %s", error, exc_info=shown)
             if engines is not None:
                 engines.close()
-            self._engines = CopyEngines(ReferenceEngine(), ReferenceEngine())
+            engines = CopyEngines(ReferenceEngine(), ReferenceEngine())
+        self._engines = engines
         self._stores, self._loads = (
-            CopyQueue(direction, self._engines.engine(direction), self.metrics)
+            CopyQueue(direction, engines.engine(direction), self.metrics)
             for direction in Direction
         )
 
@@ -196,4 +199,5 @@ class CPUWorkerTier(WorkerTier):
         return report if has_news else None
 
     def shutdown(self) -> None:
-        self._engines.close()
+        if self._engines is not None:
+            self._engines.close()
