@@ -24,7 +24,7 @@ from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.programs.hints import parse_hints
-from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
+from ttlcache.programs.model import MAX_AWAITED_TURNS, RequestRecord
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Arrival, Finish, Finished, GapKey, Urgency
 
@@ -303,12 +303,13 @@ def _check_programs(controller: Controller) -> None:
     for program in controller.programs:
         assert not program.ended
         assert program.live_requests == in_flight[id(program)]
-        pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
+        pins = [controller.pins.get(turn.pin_id) for turn in program.awaited_turns]
         assert (
-            sum(pin is None or not pin.has_claimant for pin in pins) <= MAX_OPEN_TURNS
+            sum(pin is None or not pin.has_claimant for pin in pins)
+            <= MAX_AWAITED_TURNS
         )
     for pin in controller.pins:
         assert pin.turn.pin_id == pin.pin_id
         if not pin.has_claimant:
             assert controller.programs.get(pin.program.key) is pin.program
-            assert pin.turn in pin.program.open_turns
+            assert pin.turn in pin.program.awaited_turns

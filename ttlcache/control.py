@@ -81,9 +81,9 @@ def _listing(controller: Controller, now_s: float) -> dict[str, Any]:
 
 
 def _row(controller: Controller, program: Program, now_s: float) -> dict[str, Any]:
-    pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
+    pins = [controller.pins.get(turn.pin_id) for turn in program.awaited_turns]
     live = [pin for pin in pins if pin is not None]
-    last = program.open_turns[-1] if program.open_turns else None
+    last = program.awaited_turns[-1] if program.awaited_turns else None
     waiting = controller.num_waiting(program)
     return {
         "program": program.program_id,

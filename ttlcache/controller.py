@@ -34,8 +34,8 @@ from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.prompt_fingerprint import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
+from ttlcache.retention.awaited_turns import AwaitedTurns
 from ttlcache.retention.decisions import Remaining, Retention
-from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.shadow import ShadowHolder
@@ -106,9 +106,7 @@ class Controller:
             config.lower_tier, self.requests, self.costs, self.telemetry
         )
         wait_bound = WaitBound(
-            max_wait_in_force(config),
-            self.tier_knowledge,
-            lambda: holder.pressure().num_waiting,
+            max_wait_in_force(config), self.tier_knowledge, self.requests
         )
         self.queue = QueueOrder(
             self.requests,
@@ -122,7 +120,7 @@ class Controller:
         )
         self.admission = admission.create(config, block_tokens)
         self._plain = PlainCache()
-        self._turns = OpenTurns(
+        self._turns = AwaitedTurns(
             clock=clock,
             holder=holder,
             block_tokens=block_tokens,

@@ -18,7 +18,7 @@ CONTEXT_TOKENS = 1_024
 class Kept:
     """Bytes that one live idle program keeps.
 
-    bytes_each: after its pin expired: table entry, open turn, gap start.
+    bytes_each: after its pin expired: table entry, awaited turn, gap start.
     """
 
     identity: str

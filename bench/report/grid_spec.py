@@ -56,7 +56,7 @@ MIN_SEEDS = 2
 GRID_ARMS = (
     *("vllm", "autellix", "infercept", "continuum-public"),
     *("cachettl", "cachettl-paper", "cachettl-strict"),
-    *("thunderagent", "session-lease", "mori", "adaptive", "oracle"),
+    *("thunderagent", "session-lease", "adaptive", "oracle"),
 )
 #: Larger blocks than vLLM's 16 make a run three times cheaper and change little.
 ENGINE = EngineSetting(block_size=64)

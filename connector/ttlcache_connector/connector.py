@@ -22,7 +22,7 @@ from ttlcache.types import Admission, Urgency
 from ttlcache_connector.engine import requirements, vllm_internals
 from ttlcache_connector.engine.request_view import drop_unfit_args
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.build import SchedulerRoleBuilder
+from ttlcache_connector.role.construct import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.scheduling import by_arrival
 from ttlcache_connector.role.worker import WorkerRole

@@ -91,7 +91,7 @@ class ProgramQueue(RequestQueue):
         self._now_s = now_s
         self._entries: dict[str, _Entry] = {}
         # By key; apart, those that admission control may hold back.
-        self._started = _Sorted(key=lambda e: e.key)
+        self._not_newcomers = _Sorted(key=lambda e: e.key)
         self._newcomers = _Sorted(key=lambda e: e.key)
         self.hold_scope = HoldScope.NONE
         # Never before one that clients want served first, by vLLM's own priority.
@@ -162,7 +162,7 @@ class ProgramQueue(RequestQueue):
         for request in requests:
             if request.request_id in self._entries:
                 self._remove(request.request_id)
-            self.forget(request.request_id)
+            self.clear_overdue(request.request_id)
 
     def rekey(self, request_id: str) -> None:
         """The request's place in the order changed; no-op if it is not queued."""
@@ -173,7 +173,7 @@ class ProgramQueue(RequestQueue):
         self._read_place(entry)
         self._list_of(entry).add(entry)
 
-    def forget(self, request_id: str) -> None:
+    def clear_overdue(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
         self._overdue.discard(request_id)
 
@@ -203,13 +203,13 @@ class ProgramQueue(RequestQueue):
             return bool(self._entries)
         if self.hold_scope is HoldScope.ALL:
             return False
-        return self._started.first() is not None
+        return self._not_newcomers.first() is not None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        entries = heapq.merge(self._started, self._newcomers, key=lambda e: e.key)
+        entries = heapq.merge(self._not_newcomers, self._newcomers, key=lambda e: e.key)
         return iter([entry.request for entry in entries])
 
     def changes_s(self) -> Iterator[float]:
@@ -240,7 +240,7 @@ class ProgramQueue(RequestQueue):
         return first
 
     def _first(self) -> _Entry:
-        started, newcomer = self._started.first(), self._newcomers.first()
+        started, newcomer = self._not_newcomers.first(), self._newcomers.first()
         if newcomer is None:
             assert started is not None
             return started
@@ -254,7 +254,7 @@ class ProgramQueue(RequestQueue):
         entry.is_newcomer = self._connector.is_newcomer(entry.request)
 
     def _list_of(self, entry: _Entry) -> _Sorted:
-        return self._newcomers if entry.is_newcomer else self._started
+        return self._newcomers if entry.is_newcomer else self._not_newcomers
 
     def _remove(self, request_id: str) -> None:
         entry = self._entries.pop(request_id)

@@ -8,7 +8,6 @@ pytest.importorskip("vllm")
 
 from bench.sim.rivals import algorithm_1, paper_victims
 from bench.sim.rivals.arms import ARMS
-from bench.sim.rivals.mori import unpin
 from tests.fake_engine import FakeEngine
 from ttlcache.config import load_config
 from ttlcache.types import PinOutcome, Urgency
@@ -74,21 +73,9 @@ def test_by_the_letter_pins_fall_only_in_an_engine_that_stands_still(urgency):
     assert _pinned(engine) == {"A": 4}
 
 
-def test_the_pins_of_a_program_that_mori_takes_down_end_at_the_next_step():
-    extra = ARMS["mori"].extra_config(1.0)
-    engine = FakeEngine(extra, pool_blocks=64, block_tokens=4)
-    for program, first in (("A", 0), ("B", 100)):
-        engine.turn(f"{program}/1", [*range(first, first + 10)], program=program)
-    engine.step(seconds=100.0)  # members stay
-    assert _pinned(engine).keys() == {"A", "B"}
-    unpin(engine.controller.pins, "A", engine.clock.now_s())
-    engine.step(seconds=0.1)
-    assert _pinned(engine).keys() == {"B"}
-
-
 @pytest.mark.parametrize(
     "arm",
-    ["autellix", "cachettl-paper", "cachettl-strict", "continuum-v1", "mori", "oracle"],
+    ["autellix", "cachettl-paper", "cachettl-strict", "continuum-v1", "oracle"],
 )
 def test_rivals_have_no_bounds_of_ours(arm):
     config = load_config(ARMS[arm].extra_config(1.0))

@@ -28,7 +28,7 @@ def _run(arm: str, engine: EngineSetting = ENGINE, load: WorkloadSpec = LOAD):
     return run_cell(Cell(parse_arms(arm)[0], engine, load)).metrics
 
 
-@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive", "mori", "oracle"])
+@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive", "oracle"])
 def test_every_kind_of_arm_above_two_tiers(arm):
     """One tier: see the goldens. A conservation law that is broken raises."""
     metrics = _run(arm, replace(ENGINE, offload="cpu:1+ssd:20"))

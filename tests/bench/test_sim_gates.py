@@ -1,4 +1,4 @@
-"""ThunderAgent's and MORI's gates by hand."""
+"""Gates by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from bench.sim.rivals.mori import MoriGate
 from bench.sim.rivals.oracle import OracleGate
 from bench.sim.rivals.session_lease import FORCE_S, LEASE_S, SessionLeaseGate
 from bench.sim.rivals.thunderagent import ThunderAgentGate
@@ -74,40 +73,6 @@ def test_an_idle_session_keeps_its_room_for_the_lease_and_gives_it_on_demand():
     assert gate.tick(64.0) == [idle]
     # A turn of a session inside passes, whatever it weighs.
     assert gate.arrive(_agent(2, 3_000), 65.0) != []
-
-
-def test_mori_demotes_the_idlest_member_for_a_busy_one():
-    unpinned: list[str] = []
-    gate = MoriGate(2_000, 0, unpinned.append)
-    idle, busy, new = _agent(0, 700), _agent(1, 700), _agent(2, 700)
-    assert gate.arrive(idle, 0.0) == [idle]
-    assert gate.arrive(busy, 0.0) == [busy]
-    idle.service_s = busy.service_s = 1.0
-    gate.finish(idle, 1.0)
-    gate.finish(busy, 1.0)
-    gate._go_down(gate._programs["p1"])
-    assert gate.arrive(new, 1.5) == [new]  # into the room of `busy`
-    _next(busy)
-    assert gate.arrive(busy, 2.0) == []  # nobody idle enough to make room
-    assert unpinned == ["p1"]
-    assert gate.tick(9.0) == [busy]  # `idle` acts for 8 s of 9
-    assert unpinned == ["p1", "p0"]
-
-
-def test_mori_promotes_the_cpu_tier_before_waiting_programs():
-    gate = MoriGate(1_000, 1_000, lambda program_id: None)
-    first, new = _agent(0, 600), _agent(1, 700)
-    assert gate.arrive(first, 0.0) == [first]
-    first.service_s = 10.0
-    gate.finish(first, 10.0)
-    gate._go_down(gate._programs["p0"])
-    other = _agent(2, 700)
-    assert gate.arrive(other, 10.0) == [other]
-    assert gate.arrive(new, 10.5) == []
-    _next(first)
-    assert gate.arrive(first, 11.0) == []
-    other.turn = len(other.program.turns) - 1
-    assert gate.finish(other, 12.0) == [first]
 
 
 def test_the_oracle_lets_in_what_fits_least_tokens_x_seconds_first():

@@ -114,7 +114,7 @@ def totals(engine: Engine) -> dict[str, int]:
 def expired_pins(engine: Engine) -> int:
     """Counted ones, and those whose programs may still come back."""
     programs = engine.controller.programs
-    turns = [turn for program in programs for turn in program.open_turns]
+    turns = [turn for program in programs for turn in program.awaited_turns]
     counted = totals(engine).get("pins:expired", 0)
     return counted + sum(turn.has_expired_pin for turn in turns)
 

@@ -51,12 +51,12 @@ class FakeTier(SchedulerTier, TierDemotions):
         events, self.events = self.events, TierEvents()
         return events
 
-    def awaits_copy(self, request_id):
+    def can_be_demoted(self, request_id):
         return self.is_up() and request_id not in self.releasable
 
     def demote(self, request_id):
         self.calls.append(("demote", request_id))
-        if not self.awaits_copy(request_id):
+        if not self.can_be_demoted(request_id):
             return False
         self.due.append(request_id)
         return True

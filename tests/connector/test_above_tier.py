@@ -13,7 +13,7 @@ from ttlcache.programs.fair_queueing import Place
 from ttlcache.programs.model import Program, Turn
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import GapKey, PinOutcome, ReleaseMode
-from ttlcache_connector.blocks.above_tier import PinsAboveTier
+from ttlcache_connector.blocks.pins_above_tier import PinsAboveTier
 from ttlcache_connector.blocks.unpinned_turns import COPY_WAIT_S, UnpinnedTurns
 
 KEEP_CACHED = ReleaseMode.KEEP_CACHED

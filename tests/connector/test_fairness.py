@@ -215,9 +215,9 @@ def test_a_flood_of_short_programs_starves_no_long_one(make_engine, clock):
 
 def test_the_bound_is_learnt_above_a_tier_for_one_tenant_alone(make_engine):
     engine = make_engine(num_blocks=200, extra_config={"policy": "adaptive"})
+    engine.add("a", range(20), max_tokens=1, session_id="a")
     for _ in range(MIN_REQUESTS):
         engine.controller.queue.wait_bound.on_allocated(3.0)
-    engine.add("a", range(20), max_tokens=1, session_id="a")
     assert engine.connector.max_wait_s() == LAST_RESORT_S
     engine.controller.tier_knowledge.on_reload_source("cpu")
     assert engine.connector.max_wait_s() == 6.0

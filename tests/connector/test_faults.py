@@ -21,7 +21,7 @@ from tests.connector.injection import (
 from ttlcache.controller import Controller
 from ttlcache.scheduling.ordering import Ordering
 from ttlcache_connector import faults
-from ttlcache_connector.role import build, requests, steps
+from ttlcache_connector.role import construct, requests, steps
 from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
 from ttlcache_connector.role.scheduling import SchedulingCallbacks
 from ttlcache_connector.role.status import EngineStatus
@@ -277,7 +277,7 @@ def test_faults_of_any_hook_turn_retention_off(
 
 
 def test_a_role_that_breaks_serves_as_plain_vllm(make_engine, monkeypatch, our_log):
-    monkeypatch.setattr(build, "groups_of", fails)
+    monkeypatch.setattr(construct, "groups_of", fails)
     engine = make_engine(num_blocks=40)
     engine.on_step = None
     serve(engine)

@@ -106,7 +106,7 @@ def test_age_starts_again_after_admission():
     rig = Rig(max_wait_s=10.0)
     rig.add("a", 9)
     rig.queue.pop_request()
-    rig.queue.forget("a")
+    rig.queue.clear_overdue("a")
     rig.now_s = 100.0
     rig.add("a", 9)
     rig.add("b", 1)

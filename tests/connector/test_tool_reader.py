@@ -218,7 +218,7 @@ def test_a_turn_that_ends_on_a_stop_string_is_retained(frontend, reader):
     assert pinned(engine) > 0
     [program] = engine.controller.programs
     assert program.turns_finished == 1
-    assert str(program.open_turns[-1].gap_key) == "bash ls"
+    assert str(program.awaited_turns[-1].gap_key) == "bash ls"
     # The client repeats what it got: all up to the stop string.
     said = encode(reader, SAID.removesuffix(STOP))
     frontend.send("a-2", [*PROMPT, *said, *range(400, 420)], "A", stop=[STOP])

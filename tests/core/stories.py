@@ -42,7 +42,7 @@ class Story(FakeEngine):
         """How many pins ended how, with those that are not counted yet."""
         ended = Counter(self.counted_outcomes())
         for program in self.controller.programs:
-            expired = [turn.has_expired_pin for turn in program.open_turns]
+            expired = [turn.has_expired_pin for turn in program.awaited_turns]
             ended[PinOutcome.EXPIRED] += sum(expired)
         return +ended
 
@@ -93,9 +93,9 @@ def token_engine(ttl_s=60.0, *, pool_blocks=32, max_pinned_fraction=1.0, **confi
     return make_engine(ttl_s, pool_blocks=pool_blocks, **config)
 
 
-def make_program(number=1, *open_turns, **more):
+def make_program(number=1, *awaited_turns, **more):
     program = Program(("", f"P{number}"), place=Place(number), **more)
-    program.open_turns.extend(open_turns)
+    program.awaited_turns.extend(awaited_turns)
     return program
 
 

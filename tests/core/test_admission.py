@@ -99,7 +99,7 @@ def test_who_holds_no_memory_any_more_has_no_room():
     control, program = room_to_grow(), make_program(1)
     control.on_context(program, 4)
     turn = make_turn(pin_id=7, context_tokens=16)
-    program.open_turns.append(turn)
+    program.awaited_turns.append(turn)
     control.on_no_pin(program)  # one pin of two
     assert control.reserved_pool_blocks == 8.0
     turn.pin_id, program.live_requests = None, 1
@@ -129,7 +129,7 @@ def test_what_a_forgotten_program_had_counts_too():
     control = GrowthReserve(1.0, BLOCK_TOKENS)
     for number in range(MIN_ENDED):
         program = make_program(number)
-        program.open_turns.append(make_turn(number, context_tokens=80))
+        program.awaited_turns.append(make_turn(number, context_tokens=80))
         control.on_program_end(program)
     control.on_context(make_program(9), 5)
     assert control.reserved_pool_blocks == 80 / BLOCK_TOKENS - 5

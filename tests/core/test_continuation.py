@@ -64,7 +64,7 @@ def test_a_prompt_after_one_pinned_turn(turn, prompt, relation, shared):
     program = make_program(1, make_turn(turn))
     found = relation_of(program, prompt)
     assert (found.relation, found.shared_blocks) == (relation, shared)
-    assert found.turn is (None if relation is BRANCHES else program.open_turns[0])
+    assert found.turn is (None if relation is BRANCHES else program.awaited_turns[0])
 
 
 def test_the_longest_turn_wins_then_the_latest():

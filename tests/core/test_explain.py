@@ -37,7 +37,7 @@ REJECTED = {**decided(), "rejected": ("ttl", "tool_type")}
         (SAVED, decided(), "160 tokens, of which plain vLLM would have evicted 96, "),
         (CLAIMED, decided(), "pin 7: 160 tokens, all of which plain vLLM would"),
         ({"wait_s": None}, decided(), "never got memory"),
-        (BRANCH, None, "branches: extends no open turn"),
+        (BRANCH, None, "branches: extends no awaited turn"),
         ({}, None, "not in this recording"),
         ({}, REJECTED, "hints rejected (ttl, tool_type)"),
         ({"cached_tokens": 32}, {}, "not decided on; 32 tokens were cached anyway"),

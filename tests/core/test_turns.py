@@ -1,11 +1,11 @@
-"""Open turns: retries, rewritten histories, sub-agents and their parents."""
+"""Awaited turns: retries, rewritten histories, sub-agents and their parents."""
 
 import math
 
 import pytest
 
 from tests.core.stories import PROMPT, TTL_S, make_engine, with_prefill_cost
-from ttlcache.programs.model import MAX_OPEN_TURNS
+from ttlcache.programs.model import MAX_AWAITED_TURNS
 from ttlcache.types import PinOutcome
 
 CHILD = {"program": "C", "parent_id": "P", "is_last_step": True}
@@ -61,7 +61,7 @@ def test_when_all_holders_are_gone_the_deadline_counts_again(retried):
         retried.abort(request_id)
     retried.step()
     assert retried.outcomes() == {PinOutcome.EXPIRED: 1}
-    assert retried.program("A").open_turns == []
+    assert retried.program("A").awaited_turns == []
     # Whoever comes now continues nothing: its wait is no lost return's.
     retried.turn("r4", retried.context, program="A")
     assert len(retried.observed("gap_seconds")) == 1
@@ -89,10 +89,10 @@ def test_turns_that_somebody_waits_for_do_not_count_against_the_bound():
     engine = make_engine(pool_blocks=512)
     context = engine.turn("held", [7] * 9, program="A")
     engine.arrive("waits", [*context, 1, 1], program="A")
-    for number in range(MAX_OPEN_TURNS + 1):
+    for number in range(MAX_AWAITED_TURNS + 1):
         engine.turn(f"r{number}", [100 + number] * 9, program="A")
     assert engine.outcomes() == {PinOutcome.SUPERSEDED: 1}
-    assert len(engine.pins()) == MAX_OPEN_TURNS + 1
+    assert len(engine.pins()) == MAX_AWAITED_TURNS + 1
     assert engine.admit("waits")
     assert engine.outcomes() == {PinOutcome.SUPERSEDED: 1, PinOutcome.CLAIMED: 1}
 
@@ -125,7 +125,7 @@ def test_a_retry_that_rewrites_what_cannot_be_shortened_ends_the_pin():
     record = engine.arrive("r3", [*PROMPT[:8], 90, 91], program="A")
     assert engine.outcomes() == {PinOutcome.SUPERSEDED: 1}
     assert (record.pin_id, record.reusable_tokens) == (None, 8)
-    assert engine.program("A").open_turns == []
+    assert engine.program("A").awaited_turns == []
 
 
 def test_a_retry_of_a_rewritten_prompt_shortens_the_pin_no_further(engine):

@@ -1,5 +1,6 @@
 """Above a tier that keeps what it gets, a request waits for twice the mean at most."""
 
+import itertools
 import math
 
 import pytest
@@ -18,12 +19,12 @@ def tier():
     return found
 
 
-def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None, crowd=1):
-    waiting = [4]
-    bound = WaitBound(fixed_s, tier, lambda: waiting[0])
-    for _ in range(requests):
+def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None, numbers=(4,)):
+    in_engine = []
+    bound = WaitBound(fixed_s, tier, in_engine)
+    for _, number in zip(range(requests), itertools.cycle(numbers), strict=False):
+        in_engine[:] = range(number)
         bound.on_allocated(wait_s)
-    waiting[0] *= crowd
     return bound
 
 
@@ -35,9 +36,11 @@ def test_it_is_twice_the_mean_wait_within_limits(tier, wait_s, bound_s):
     assert bound_after(tier, wait_s, MIN_REQUESTS - 1).seconds() == LAST_RESORT_S
 
 
-@pytest.mark.parametrize(("crowd", "bound_s"), [(0.25, 6.0), (5, 30.0)])
-def test_in_a_crowd_it_is_as_much_longer_as_more_wait(tier, crowd, bound_s):
-    assert bound_after(tier, 3.0, crowd=crowd).seconds() == bound_s
+@pytest.mark.parametrize(
+    ("numbers", "bound_s"), [((7, 8, 9), 6.0), ((1, 4, 16), LAST_RESORT_S)]
+)
+def test_it_is_learnt_where_a_fixed_number_of_clients_sends(tier, numbers, bound_s):
+    assert bound_after(tier, 3.0, numbers=numbers).seconds() == bound_s
 
 
 def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):

@@ -25,7 +25,7 @@ def claim_text(turn: TurnLog, before: TurnLog | None, *, first: bool) -> str:
     if first and turn.follows is None:
         return "first turn: nothing to claim"
     if turn.follows is None:
-        return f"{turn.relation}: extends no open turn of its program"
+        return f"{turn.relation}: extends no awaited turn of its program"
     if before is None:
         return "the turn before it is not in this recording"
     return _lost_text(turn, before)

@@ -20,7 +20,7 @@ ASIDE_HEAD_SHARE = 1 / 8
 class Relation(Enum):
     """Kinds of arrivals."""
 
-    CONTINUES = "continues"  # its prompt extends an open turn
+    CONTINUES = "continues"  # its prompt extends an awaited turn
     DROPS_OUTPUT = "drops output"  # it extends the turn's prompt, not what came of it
     SUPERSEDES = "supersedes"  # it rewrote history: only a prefix of the turn lives on
     BRANCHES = "branches"  # a sub-agent, a parallel branch, a retry, a first turn
@@ -41,13 +41,13 @@ _BRANCH = Continuation(Relation.BRANCHES)
 
 
 def relate(program: Program, arrival: Arrival, block_tokens: int) -> Continuation:
-    """Match a prompt against the open turns of its program.
+    """Match a prompt against the awaited turns of its program.
 
     Args:
         program: with `live_requests` not yet counting this request.
         block_tokens: tokens per prefix-cache hash.
     """
-    hashes, turns = arrival.hashes, program.open_turns
+    hashes, turns = arrival.hashes, program.awaited_turns
     extended = [t for t in turns if t.continued_by(hashes, arrival.num_tokens)]
     if extended:
         turn = max(extended, key=lambda t: (t.num_hashes, bool(t.pin_id), t.gap_id))
@@ -69,7 +69,7 @@ def _without_output(
         return None
     found = [
         (turn.prompt_fingerprint.num_hashes, turn.gap_id, turn)
-        for turn in program.open_turns
+        for turn in program.awaited_turns
         if turn.prompt_fingerprint is not None
         and not is_subagent(turn.gap_key)
         and turn.prompt_fingerprint.is_extended_by(arrival, block_tokens)
@@ -84,14 +84,14 @@ def _without_output(
 def _superseded(program: Program, arrival: Arrival, block_tokens: int) -> Continuation:
     # While another request of the program is under way this one is a parallel
     # branch, and after a sub-agent call it is the child: the parent's turn stays.
-    if program.live_requests or not program.open_turns:
+    if program.live_requests or not program.awaited_turns:
         return _BRANCH
-    turn = program.open_turns[-1]
+    turn = program.awaited_turns[-1]
     if is_subagent(turn.gap_key):
         return _BRANCH
     if not turn.hashes:
         # One turn after the other under one id: the gap is over, whatever changed.
-        alone = len(program.open_turns) == 1
+        alone = len(program.awaited_turns) == 1
         return Continuation(Relation.SUPERSEDES, turn) if alone else _BRANCH
     shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
     head_tokens, prompt_tokens = turn.head_and_prompt_tokens

@@ -16,9 +16,9 @@ from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 if TYPE_CHECKING:
     from ttlcache.programs.divergence import Divergence
 
-#: Open turns kept per program besides those whose next request waits already;
+#: Awaited turns kept per program besides those whose next request waits already;
 #: parallel branches beyond it lose the oldest.
-MAX_OPEN_TURNS = 16
+MAX_AWAITED_TURNS = 16
 #: (tenant, program id): an id is a label inside its tenant, never across. Of a program
 #: without an id, a number, counted from a multiple of `ENGINE_KEYS`: no request of a
 #: client can name that.
@@ -124,7 +124,7 @@ class Program:
     last_seen_s: float = 0.0
     reuse_share: float = 1.0
     drops_outputs: bool = False
-    open_turns: list[Turn] = field(default_factory=list)
+    awaited_turns: list[Turn] = field(default_factory=list)
     work: Work | None = None
 
     @property

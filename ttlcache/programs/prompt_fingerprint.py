@@ -72,7 +72,7 @@ def _remember(table: dict[int, T], key: int, value: T, most: int) -> None:
 
 @dataclass(slots=True)
 class PromptFingerprint:
-    """A prompt without the template's last tokens. (There is one for each open turn.)
+    """A prompt without the template's last tokens. (One for each awaited turn.)
 
     num_hashes, last_hash: of its last full block.
     tail_tokens, tail_digest: of the tokens behind it.

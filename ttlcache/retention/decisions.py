@@ -153,7 +153,7 @@ class Retention:
             The pins that the program still has, each with its `ttl_left_s`.
         """
         view = self._view(now_s)
-        for turn in list(program.open_turns):
+        for turn in list(program.awaited_turns):
             pin = self.pins.get(turn.pin_id)
             if pin is None or pin.has_claimant or turn.facts is None:
                 continue
@@ -169,14 +169,14 @@ class Retention:
                 self.telemetry.extend(now_s, pin, "tool progress")
             else:
                 self._expire(pin)
-        live = (self.pins.get(turn.pin_id) for turn in program.open_turns)
+        live = (self.pins.get(turn.pin_id) for turn in program.awaited_turns)
         return [_as_json(pin, now_s) for pin in live if pin is not None]
 
     def redecide_on_subagent_end(self, child: Program, now_s: float) -> None:
         """Its parent is about to go on: hold that for as long as a rebuild takes."""
         if child.parent is None:
             return
-        for turn in child.parent.open_turns:
+        for turn in child.parent.awaited_turns:
             pin = self.pins.get(turn.pin_id)
             if pin is None or not is_subagent(turn.gap_key):
                 continue

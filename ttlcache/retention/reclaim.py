@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Pin, Program
-from ttlcache.retention.open_turns import OpenTurns
+from ttlcache.retention.awaited_turns import AwaitedTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.types import BlockHolder, PinOutcome, Rank, ReleaseMode, Urgency
 
@@ -44,7 +44,7 @@ class Reclaimer:
 
     pins: PinTable
     holder: BlockHolder
-    turns: OpenTurns
+    turns: AwaitedTurns
     clock: Clock
     max_pinned_fraction: float = 1.0
     # What was asked for in vain, and how many blocks: as long as nothing changes more

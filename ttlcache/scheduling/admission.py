@@ -130,7 +130,7 @@ class GrowthReserve(AdmissionControl):
         self._cached_context_blocks.observe(cached_context_blocks)
 
     def on_no_pin(self, program: Program) -> None:
-        pinned = any(turn.pin_id is not None for turn in program.open_turns)
+        pinned = any(turn.pin_id is not None for turn in program.awaited_turns)
         if not program.live_requests and not pinned:
             self._drop(program)
 
@@ -138,8 +138,8 @@ class GrowthReserve(AdmissionControl):
         share = self._drop(program)
         if share is not None:
             self._final_context_blocks.observe(share.context_blocks)
-        elif program.open_turns:
-            tokens = max(turn.context_tokens for turn in program.open_turns)
+        elif program.awaited_turns:
+            tokens = max(turn.context_tokens for turn in program.awaited_turns)
             self._final_context_blocks.observe(tokens / self._block_tokens)
 
     def on_pool_blocks(self, context_blocks: float, pool_blocks: float) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
+from ttlcache.retention.awaited_turns import AwaitedTurns
 from ttlcache.retention.decisions import Retention
-from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pin_table import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.tier_knowledge import TierKnowledge
@@ -36,7 +36,7 @@ class MemoryArbiter:
     queue: QueueOrder
     admission: AdmissionControl
     pins: PinTable
-    open_turns: OpenTurns
+    awaited_turns: AwaitedTurns
     retention: Retention
     reclaimer: Reclaimer
     tier_knowledge: TierKnowledge
@@ -151,7 +151,7 @@ class MemoryArbiter:
     def release_all(self) -> None:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
-            self.open_turns.end_pin(pin, PinOutcome.RESET)
+            self.awaited_turns.end_pin(pin, PinOutcome.RESET)
         self.tier_knowledge.on_new_generation()  # what was not copied yet never will be
 
     def _missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:

@@ -127,7 +127,7 @@ class QueueOrder:
             self.programs.place_numbers.give_back(program.tenant, place.seq)
         if program.work is not None:
             self.work.on_program_end(program.work)
-        places = [turn.place for turn in program.open_turns if turn.place]
+        places = [turn.place for turn in program.awaited_turns if turn.place]
         longest = max([program.place, *places], key=lambda place: place.served_s)
         self.quantum.on_program_end(longest)
 

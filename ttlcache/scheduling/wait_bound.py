@@ -5,12 +5,17 @@ keeps few contexts under way, and pays where a context that leaves GPU memory mu
 prefilled again. Above a lower tier that has it then, little is saved, and first turns
 are late for nothing. So there W is learnt:
 
-    W = max(LEAST_S, MEAN_WAITS * mean wait * max(1, waiting now / waiting then))
+    W = max(LEAST_S, MEAN_WAITS * mean wait of a request)
 
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
-about that in order of arrival: a small multiple of it bounds what the order adds. In a
-crowd the wait in order of arrival is as much longer as there are more that wait; with
-the mean alone all of them would be overdue, and the order no order. Where
+about that in order of arrival: a small multiple of it bounds what the order adds. That
+is for a fixed number of clients, of which each sends its next request when the last one
+is answered: their mean completion time is their number over the throughput, in whatever
+order. Where clients come by themselves an order by program has fewer of them under way
+at a time, and a bound would only turn it around. Which it is the number of requests in
+the engine tells: of a fixed number of clients of which most are in it, its variance is
+well below its mean (binomial), of others it is the mean (Poisson), or more where they
+queue. Where
 more contexts are under way than the tier holds it forgets some
 (`TierKnowledge.keeps`): then the order by program counts, which keeps their number
 down. Measured in docs/research/tiers-measurements.md.
@@ -18,7 +23,7 @@ down. Measured in docs/research/tiers-measurements.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 
 from ttlcache.config import LAST_RESORT_S
@@ -32,7 +37,11 @@ MEAN_WAITS = 2.0
 #: vLLM's where the mean wait is half a second.)
 LEAST_S = 0.1
 #: Requests over which the mean is taken, and below which nothing is known.
-WINDOW, MIN_REQUESTS = 200, 20
+WINDOW, MIN_REQUESTS = 200, 100
+#: And those over which their number is looked at: longer than a queue takes to go.
+NUMBERS = 2000
+#: Variance over mean of their number below which it is that of fixed clients.
+MAX_DISPERSION = 0.5
 
 
 @dataclass(slots=True)
@@ -40,19 +49,22 @@ class WaitBound:
     """W, in seconds.
 
     fixed_s: what it always is; None: learnt above a tier.
-    num_waiting: requests that wait now.
+    requests: those between arrival and finish.
     """
 
     fixed_s: float | None
     tier_knowledge: TierKnowledge
-    num_waiting: Callable[[], int]
-    _waiting: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
+    requests: Sized
+    _number: SlidingMean = field(default_factory=lambda: SlidingMean(NUMBERS))
+    _square: SlidingMean = field(default_factory=lambda: SlidingMean(NUMBERS))
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_allocated(self, wait_s: float) -> None:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
-        self._waiting.observe(max(1, self.num_waiting()))
+        number = len(self.requests)
+        self._number.observe(number)
+        self._square.observe(number * number)
 
     def seconds(self, may_learn: Callable[[], bool] = lambda: True) -> float:
         """W as it is now.
@@ -64,8 +76,14 @@ class WaitBound:
         if (
             not self.tier_knowledge.keeps
             or self._wait_s.count < MIN_REQUESTS
+            or not self._is_closed
             or not may_learn()
         ):
             return LAST_RESORT_S
-        crowd = max(1.0, self.num_waiting() / self._waiting.value)
-        return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value * crowd), LAST_RESORT_S)
+        return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether a fixed number of clients sends the requests."""
+        mean = self._number.value
+        return self._square.value - mean * mean < MAX_DISPERSION * mean

@@ -178,19 +178,6 @@ _ALL = (
         gate="session_lease",
     ),
     Arm(
-        "mori",
-        "arXiv 2606.00866: tiers by idleness, pins while a member of the GPU's",
-        {
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 1e9},
-            "max_ttl_s": 1e9,
-            "max_pinned_fraction": 1.0,
-            "ordering": "bench.sim.rivals.mori:RequestOrder",
-        },
-        gate="mori",
-        bounded=False,
-    ),
-    Arm(
         "adaptive",
         "ours: shadow price of memory, patience, whole victims, room to grow; "
         "our defaults",

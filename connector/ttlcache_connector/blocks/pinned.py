@@ -103,9 +103,9 @@ class PinnedBlocks:
         self._ends.update(ids_of(blocks[-1:]))
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
-        return free_tail_first(self.pool, self.hand_over(pin_id))
+        return free_tail_first(self.pool, self.detach(pin_id))
 
-    def hand_over(self, pin_id: int, keep: int = 0) -> list[KVCacheBlock]:
+    def detach(self, pin_id: int, keep: int = 0) -> list[KVCacheBlock]:
         """The pin's blocks behind its first `keep`: the caller has their references."""
         blocks = self.blocks_by_pin.get(pin_id, [])
         tail = blocks[keep:]
@@ -126,7 +126,7 @@ class PinnedBlocks:
         keep = len(self.blocks_by_pin.get(pin_id, ())) - max(0, drop_blocks)
         if not self.is_divisible or keep <= 0:
             return None
-        freed = free_tail_first(self.pool, self.hand_over(pin_id, keep))
+        freed = free_tail_first(self.pool, self.detach(pin_id, keep))
         return Shrunk(freed, keep, keep * self._group_block_tokens[0])
 
     def is_freeable(self, pin_id: int) -> bool:
@@ -204,7 +204,7 @@ class PinnedBlocks:
         freed = 0
         while self.blocks_by_pin:
             pin_id = next(iter(self.blocks_by_pin))
-            freed += free_tail_first(self.pool, self.hand_over(pin_id))
+            freed += free_tail_first(self.pool, self.detach(pin_id))
         return freed
 
 

@@ -102,7 +102,7 @@ class UnpinnedTurns:
     def __init__(
         self,
         pool: BlockPool,
-        stores: TierDemotions,
+        demotions: TierDemotions,
         clock: Clock,
         count: Callable[[str, str], None],
         *,
@@ -114,7 +114,7 @@ class UnpinnedTurns:
             count: counts a metric by name and label.
         """
         self._pool = pool
-        self._stores, self._count = stores, count
+        self._demotions, self._count = demotions, count
         self._clock = clock
         self._copies_at_once = copies_at_once
         self.refs: Counter[int] = Counter()  # by block id
@@ -175,7 +175,7 @@ class UnpinnedTurns:
     def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
         """Tell the tier, keep the blocks for it; returns those that became free."""
         try:
-            is_copied = self._stores.demote(request_id)
+            is_copied = self._demotions.demote(request_id)
         except Exception:
             self._unref(blocks)
             raise
@@ -193,13 +193,13 @@ class UnpinnedTurns:
 
     def on_releasable(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        if not self._stores.awaits_copy(request_id):
+        if not self._demotions.can_be_demoted(request_id):
             return self.drop(request_id)
         return self._unref(self._pop_copy(request_id))
 
     def drop(self, request_id: str) -> int:
         """Nobody comes back to the turn; returns blocks that became free."""
-        self._stores.drop(request_id)
+        self._demotions.drop(request_id)
         return self.release(request_id)
 
     def on_program_resumed(self, program: Program) -> None:
@@ -228,8 +228,8 @@ class UnpinnedTurns:
             self.release(request_id)
         with contextlib.ExitStack() as drops:  # one that raises keeps no other
             for request_id in reversed(turns):
-                drops.callback(self._stores.drop, request_id)
-            drops.callback(self._stores.drop_copies)
+                drops.callback(self._demotions.drop, request_id)
+            drops.callback(self._demotions.drop_copies)
 
     # --- memory is short -------------------------------------------------
 
@@ -240,7 +240,7 @@ class UnpinnedTurns:
         awaited = sum(len(copy.blocks) for copy in copies if copy.due_s > now_s)
         copied = sum(
             table[block_id].ref_cnt == count
-            for block_id, count in self._stores.references().items()
+            for block_id, count in self._demotions.references().items()
         )
         return awaited + copied
 
@@ -253,7 +253,7 @@ class UnpinnedTurns:
         Returns:
             Blocks that became free.
         """
-        freed = self._drop_copies(needed_blocks, timed_out=True)
+        freed = self._stop_awaiting_copies(needed_blocks, timed_out=True)
         if not at_once:
             return freed + self._make_room(needed_blocks - freed)
         for turn in self.lingering.by_age():
@@ -261,7 +261,9 @@ class UnpinnedTurns:
                 return freed
             if self._count_alone(turn.blocks):
                 freed += self._give(turn)
-        return freed + self._drop_copies(needed_blocks - freed, timed_out=False)
+        return freed + self._stop_awaiting_copies(
+            needed_blocks - freed, timed_out=False
+        )
 
     def references(self) -> Counter[int]:
         """From the tables, so that the invariant checker sees what they have lost."""
@@ -270,7 +272,7 @@ class UnpinnedTurns:
             counts.update(ids_of(copy.blocks))
         for turn in self.lingering:
             counts.update(ids_of(turn.blocks))
-        counts.update(self._stores.references())
+        counts.update(self._demotions.references())
         return counts
 
     def _make_room(self, blocks: int) -> int:
@@ -300,12 +302,12 @@ class UnpinnedTurns:
             return self.drop(turn.request_id)
         self.lingering.pop(turn.request_id)
         try:
-            self._stores.demote(turn.request_id)
+            self._demotions.demote(turn.request_id)
         finally:
             freed = self._unref(turn.blocks)
         return freed
 
-    def _drop_copies(self, needed_blocks: int, *, timed_out: bool) -> int:
+    def _stop_awaiting_copies(self, needed_blocks: int, *, timed_out: bool) -> int:
         now_s, freed = self._clock.now_s(), 0
         for request_id, copy in list(self._awaited.items()):
             if freed >= needed_blocks:

@@ -71,7 +71,7 @@ class EngineLink:
     def forget(self, request_id: str) -> None:
         """The request waits no more."""
         if self._queue is not None:
-            self._queue.forget(request_id)
+            self._queue.clear_overdue(request_id)
 
     def is_overdue(self, request: Request) -> bool:
         """Whether it has waited longer than the bound."""

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from ttlcache.clock import Clock
     from ttlcache.config import TTLCacheConfig
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.above_tier import PinsAboveTier
     from ttlcache_connector.blocks.pinned import PinnedBlocks
+    from ttlcache_connector.blocks.pins_above_tier import PinsAboveTier
     from ttlcache_connector.faults import Faults
     from ttlcache_connector.role.engine_link import EngineLink, Prefills
     from ttlcache_connector.role.requests import RequestEvents

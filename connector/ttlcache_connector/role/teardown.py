@@ -62,7 +62,7 @@ class Teardown:
         known = {pin.pin_id for pin in self._controller.pins}
         holder = self._holder
         lost = [pin_id for pin_id in holder.blocks_by_pin if pin_id not in known]
-        return sum(free_tail_first(holder.pool, holder.hand_over(i)) for i in lost)
+        return sum(free_tail_first(holder.pool, holder.detach(i)) for i in lost)
 
     @guarded()
     def release_if_off(self) -> None:

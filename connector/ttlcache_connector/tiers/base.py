@@ -125,7 +125,7 @@ def turn_end(
         return TurnEnd(request_id, name)
     if decision is None:
         return TurnEnd(request_id, name, 0.0)
-    key = program.open_turns[-1].gap_key if program.open_turns else UNKNOWN_GAP
+    key = program.awaited_turns[-1].gap_key if program.awaited_turns else UNKNOWN_GAP
     tool = () if key == UNKNOWN_GAP else tuple(part for part in key if part)
     return TurnEnd(request_id, name, decision.ttl_s, decision.reason == "client", tool)
 
@@ -143,7 +143,7 @@ class TierDemotions:
     def on_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """The request ended. What is to be demoted of it follows by `demote`."""
 
-    def awaits_copy(self, request_id: str) -> bool:
+    def can_be_demoted(self, request_id: str) -> bool:
         """Whether a finished request has KV whose copy down is not ordered yet."""
         return False
 

@@ -32,8 +32,9 @@ class Foresight:
         if isinstance(self._queue, ProgramQueue):
             yield from self._queue.changes_s()
 
-    def state(self) -> int:
-        """Changes with every pin that is made, shortened or ended."""
+    def state(self) -> tuple[float, ...]:
+        """Changes with every pin that is made, shortened or ended, and with W."""
         if self._role is None:
-            return 0
-        return int(self._role.parts.controller.pins.version)
+            return ()
+        version = self._role.parts.controller.pins.version
+        return version, self._role.scheduling.max_wait_s()

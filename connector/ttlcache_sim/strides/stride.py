@@ -77,7 +77,7 @@ class Strides:
         self._longest = longest
         self._block_tokens = block_tokens
         self._foresight = foresight
-        self._state = 0
+        self._state: tuple[float, ...] = ()
         self._budget = scheduler.max_num_scheduled_tokens
         self._asked = False  # whether the waiting requests were refused just now
         self._called_s = -1.0

@@ -5,7 +5,7 @@ import pytest
 from tests.core.stories import PROMPT, TTL_S, make_engine
 from ttlcache.control import obey
 from ttlcache.controller import ENDED_AT_ONCE, NOTHING_RETAINED
-from ttlcache.programs.model import MAX_OPEN_TURNS
+from ttlcache.programs.model import MAX_AWAITED_TURNS
 from ttlcache.types import Arrival, Finish, Hints, PinOutcome
 
 
@@ -123,20 +123,20 @@ def test_neither_a_waiting_turn_s_pin_nor_its_program_ends():
 
 
 def test_aborts_do_not_pile_up_open_turns():
-    # Scenario: a crowd of requests holds every open turn, as many again finish,
+    # Scenario: a crowd of requests holds every awaited turn, as many again finish,
     # then the crowd goes away and gives all its turns back.
     engine = make_engine(pool_blocks=512)
-    for n in range(MAX_OPEN_TURNS):
+    for n in range(MAX_AWAITED_TURNS):
         engine.turn(f"first-{n}", [100 + n] * 9, program="A")
-    for n in range(MAX_OPEN_TURNS):
+    for n in range(MAX_AWAITED_TURNS):
         engine.arrive(f"held-{n}", [*[100 + n] * 9, 1, 1, 1], program="A")
-    for n in range(MAX_OPEN_TURNS):
+    for n in range(MAX_AWAITED_TURNS):
         engine.turn(f"second-{n}", [200 + n] * 9, program="A")
-    assert len(engine.pins()) == 2 * MAX_OPEN_TURNS
-    for n in range(MAX_OPEN_TURNS):
+    assert len(engine.pins()) == 2 * MAX_AWAITED_TURNS
+    for n in range(MAX_AWAITED_TURNS):
         engine.abort(f"held-{n}")
-    assert len(engine.pins()) == MAX_OPEN_TURNS
-    assert engine.outcomes() == {PinOutcome.SUPERSEDED: MAX_OPEN_TURNS}
+    assert len(engine.pins()) == MAX_AWAITED_TURNS
+    assert engine.outcomes() == {PinOutcome.SUPERSEDED: MAX_AWAITED_TURNS}
 
 
 def finish_of(request_id, completed=True):
@@ -148,7 +148,7 @@ def test_an_arrival_that_fails_leaves_nothing_behind(engine):
     broken = Arrival(
         request_id="r2",
         num_tokens=5,
-        hashes=None,  # so that comparing it with open turns raises
+        hashes=None,  # so that comparing it with awaited turns raises
         tokens=lambda start, stop: [],
         hints=Hints(program_id="A"),
     )

@@ -35,7 +35,7 @@ from ttlcache.types import (
 def test_the_gap_key_comes_from_the_hint_then_the_output(engine, tool, output, key):
     engine.next_gap = output
     context = engine.turn("r1", PROMPT, program="A", tool=tool)
-    assert engine.program("A").open_turns[-1].gap_key == key
+    assert engine.program("A").awaited_turns[-1].gap_key == key
     engine.step(seconds=5.0)
     engine.turn("r2", context, program="A", is_last_step=True)
     # A person's pause says nothing about tools.
@@ -45,7 +45,7 @@ def test_the_gap_key_comes_from_the_hint_then_the_output(engine, tool, output, k
 def test_an_output_nobody_reads_has_an_unknown_gap(engine):
     record = engine.arrive("r", PROMPT, program="A")
     engine.controller.on_finished(Finish("r", True, 12, 10, [], lambda i, j: []))
-    assert record.program.open_turns[-1].gap_key == UNKNOWN_GAP
+    assert record.program.awaited_turns[-1].gap_key == UNKNOWN_GAP
     assert engine.pins() == []  # it offered no blocks
 
 

@@ -165,7 +165,7 @@ class CPUDemotions(TierDemotions):
             pending.program = turn.program
             pending.deadline_s = self._now_s() + turn.ttl_s
 
-    def awaits_copy(self, request_id: str) -> bool:
+    def can_be_demoted(self, request_id: str) -> bool:
         return request_id in self._turns
 
     def demote(self, request_id: str) -> bool:

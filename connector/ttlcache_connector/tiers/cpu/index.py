@@ -39,7 +39,7 @@ class HeldBlocks:
         """References that exist are counted here from now on."""
         self.counts.update(block.block_id for block in blocks)
 
-    def hand_over(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def detach(self, blocks: Sequence[KVCacheBlock]) -> None:
         """These references are not counted here any more; they stay."""
         for block in blocks:
             self.counts[block.block_id] -= 1
@@ -47,7 +47,7 @@ class HeldBlocks:
                 del self.counts[block.block_id]
 
     def release(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self.hand_over(blocks)
+        self.detach(blocks)
         self._pool.free_blocks(reversed(blocks))
 
 
@@ -182,7 +182,7 @@ class HostIndex:
         self.drop(request_id)
         if not turn.blocks:
             return
-        self._locks.hand_over(turn.blocks)
+        self._locks.detach(turn.blocks)
         last = turn.last_block_id
         alike = self._turns.get(self._by_last_block.get(last, ""))
         if alike is not None:

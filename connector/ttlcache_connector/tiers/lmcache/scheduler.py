@@ -167,7 +167,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         self._salts.tracker_of(request)
         self._inner.request_finished_all_groups(request, block_ids)
 
-    def awaits_copy(self, request_id: str) -> bool:
+    def can_be_demoted(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
         waits, is_up = waits and self._deferred.is_finished(request_id), self.is_up()
         if waits and not is_up:
@@ -175,7 +175,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierDemotions):
         return waits and is_up
 
     def demote(self, request_id: str) -> bool:
-        return self.awaits_copy(request_id) and self._queue.make_due(request_id)
+        return self.can_be_demoted(request_id) and self._queue.make_due(request_id)
 
     def drop(self, request_id: str) -> None:
         self._queue.drop(request_id)

@@ -17,7 +17,7 @@ from ttlcache.estimators.plain_cache import PlainCache
 from ttlcache.programs.continuation import Continuation, Relation
 from ttlcache.programs.divergence import outline
 from ttlcache.programs.model import (
-    MAX_OPEN_TURNS,
+    MAX_AWAITED_TURNS,
     Claim,
     Pin,
     Program,
@@ -61,8 +61,8 @@ class Followed(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenTurns:
-    """Open turns of all programs: gaps, continuations, ends.
+class AwaitedTurns:
+    """Awaited turns of all programs: gaps, continuations, ends.
 
     plain: the cache that vLLM would have without pins.
     """
@@ -86,20 +86,20 @@ class OpenTurns:
         if turn.outline:
             program.last_turn = turn
         self.gaps.start(turn.gap_id, turn.gap_key, turn.finish_s)
-        if program.open_turns:
-            program.open_turns.append(turn)
+        if program.awaited_turns:
+            program.awaited_turns.append(turn)
         else:  # mostly: a list of one takes less memory than one that has grown
-            program.open_turns = [turn]
+            program.awaited_turns = [turn]
         self.drop_excess(program)
         return turn
 
     def drop_excess(self, program: Program) -> None:
-        """Too many open turns: the oldest that no request waits for give way."""
-        if len(program.open_turns) <= MAX_OPEN_TURNS:
+        """Too many awaited turns: the oldest that no request waits for give way."""
+        if len(program.awaited_turns) <= MAX_AWAITED_TURNS:
             return
-        idle = [turn for turn in program.open_turns if not self._has_claimant(turn)]
-        for turn in idle[:-MAX_OPEN_TURNS]:
-            program.open_turns.remove(turn)
+        idle = [turn for turn in program.awaited_turns if not self._has_claimant(turn)]
+        for turn in idle[:-MAX_AWAITED_TURNS]:
+            program.awaited_turns.remove(turn)
             self.close(turn, PinOutcome.SUPERSEDED)
 
     def follow(
@@ -132,8 +132,8 @@ class OpenTurns:
         elif shared is not None:
             self._learn_share(program, shared / turn.num_hashes)
         if pin is None:
-            if turn in program.open_turns:
-                program.open_turns.remove(turn)
+            if turn in program.awaited_turns:
+                program.awaited_turns.remove(turn)
             return Followed(None, reusable)
         # Open until the pin is claimed: a retry may find it, too.
         pin.continued = True
@@ -170,7 +170,7 @@ class OpenTurns:
 
     def close_all(self, program: Program) -> None:
         """The program ended; a request that waits may still claim its pin."""
-        turns, program.open_turns = program.open_turns, []
+        turns, program.awaited_turns = program.awaited_turns, []
         for turn in turns:
             if not self._has_claimant(turn):
                 self.close(turn, PinOutcome.ENDED)
@@ -186,10 +186,10 @@ class OpenTurns:
         self.telemetry.unpin(now_s, pin, outcome)
         self.pins.remove(pin)
         program, turn = pin.program, pin.turn
-        if pin.continued and turn in program.open_turns:
-            program.open_turns.remove(turn)
-        # Of an open turn it is not known yet whether a longer TTL would have helped.
-        if outcome is PinOutcome.EXPIRED and turn in program.open_turns:
+        if pin.continued and turn in program.awaited_turns:
+            program.awaited_turns.remove(turn)
+        # Of an awaited turn it is not known yet whether a longer TTL would have helped.
+        if outcome is PinOutcome.EXPIRED and turn in program.awaited_turns:
             turn.has_expired_pin = True
         else:
             self.telemetry.count_outcome(turn.gap_key, outcome)

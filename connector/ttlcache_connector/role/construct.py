@@ -11,8 +11,8 @@ from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.blocks.above_tier import PinsAboveTier
 from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
+from ttlcache_connector.blocks.pins_above_tier import PinsAboveTier
 from ttlcache_connector.blocks.recurrent_states import RecurrentStates
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.engine import requirements

@@ -44,12 +44,12 @@ class PinsAboveTier(PinnedBlocks):
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
         unpinned: UnpinnedTurns,
-        stores: TierDemotions,
+        demotions: TierDemotions,
         states: RecurrentStates | None = None,
     ) -> None:
         super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs, states)
         self.unpinned = unpinned
-        self._stores = stores
+        self._demotions = demotions
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
@@ -66,9 +66,9 @@ class PinsAboveTier(PinnedBlocks):
         # With several cache groups one that goes on holds not all of its windows.
         ends = blocks[-1:] if self.is_divisible else blocks
         if all(self._count_turns(block) >= MAX_ALIKE for block in ends):
-            self._stores.drop(request_id)  # it has none, or is copied with others
-        elif not self._stores.awaits_copy(request_id):
-            self._stores.drop(request_id)  # an outage: it would stay queued for ever
+            self._demotions.drop(request_id)  # it has none, or is copied with others
+        elif not self._demotions.can_be_demoted(request_id):
+            self._demotions.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
@@ -85,15 +85,15 @@ class PinsAboveTier(PinnedBlocks):
         if outcome not in _COMES_BACK:
             freed = self.unpinned.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)
-        if not self._stores.awaits_copy(turn.request_id):
+        if not self._demotions.can_be_demoted(turn.request_id):
             return super().release(pin_id, outcome, mode)
         if mode is ReleaseMode.FREE_NOW:
             try:  # what is not overwritten in this step is copied
-                self._stores.demote(turn.request_id)
+                self._demotions.demote(turn.request_id)
             finally:
                 freed = super().release(pin_id, outcome, mode)
             return freed
-        blocks = self.hand_over(pin_id)
+        blocks = self.detach(pin_id)
         if mode is ReleaseMode.COPY_FIRST:
             return self.unpinned.copy(turn.request_id, blocks)
         return self.unpinned.keep(turn.request_id, turn.program, blocks)
@@ -111,10 +111,10 @@ class PinsAboveTier(PinnedBlocks):
             or turn is None
             or not self.is_divisible
             or not 0 < keep <= turn.blocks * (1 - UNCOPIED_SHARE)
-            or not self._stores.awaits_copy(turn.request_id)
+            or not self._demotions.can_be_demoted(turn.request_id)
         ):
             return super().shrink(pin_id, drop_blocks, mode)
-        tail = self.hand_over(pin_id, keep)
+        tail = self.detach(pin_id, keep)
         soon_free = self.unpinned.copy(turn.request_id, tail)
         return Shrunk(soon_free, keep, keep * self._group_block_tokens[0])
 
