@@ -82,7 +82,8 @@ class TTLCacheConfig(BaseModel):
         allow_inf_nan=False,
         description="A request that waited this long goes first within its priority. "
         "Default: 3600; with policy adaptive and one tenant above a lower tier that "
-        "keeps what it gets, twice the mean wait, at least 0.1.",
+        "keeps what it gets, twice the mean wait, at least 0.1, not for new programs "
+        "that queue up.",
     )
     program_idle_s: float = Field(
         default=900.0,

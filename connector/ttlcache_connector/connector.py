@@ -269,7 +269,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @_of_scheduler(plain=False)
     def is_newcomer(self, request: Request) -> bool:
-        """Whether admission control may hold a waiting request back."""
+        """Whether a waiting request is of a program that has not started."""
         return self._bound.scheduling.is_newcomer(request)
 
     @_of_scheduler(plain=False)
@@ -283,9 +283,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return self._bound.scheduling.queued_s(request)
 
     @_of_scheduler(plain=math.inf)
-    def max_wait_s(self) -> float:
-        """Seconds after which a waiting request goes first, whatever the order."""
-        return self._bound.scheduling.max_wait_s()
+    def max_wait_s(self, newcomers: int = 0) -> float:
+        """Seconds after which a waiting request goes first, whatever the order.
+
+        newcomers: that wait, if the request is one of them.
+        """
+        return self._bound.scheduling.max_wait_s(newcomers)
 
     @_of_scheduler()
     def on_overdue(self) -> None:

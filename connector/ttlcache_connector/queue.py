@@ -62,6 +62,9 @@ class _Sorted:
             self._first = next(self._rest, None)
         return self._first
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def __iter__(self) -> Iterator[_Entry]:
         return (entry for entry in self._entries if not entry.is_popped)
 
@@ -95,12 +98,13 @@ class ProgramQueue(RequestQueue):
         self._newcomers = _Sorted(key=lambda e: e.key)
         self.hold_scope = HoldScope.NONE
         # Never before one that clients want served first, by vLLM's own priority.
-        self._by_age = _Sorted(key=lambda e: (e.key[0], e.queued_s, e.number))
+        self._by_age = _Sorted(key=_age)
+        self._newcomers_by_age = _Sorted(key=_age)
         self._last_number = 0
         # Of this step: those that vLLM skips return with their place and age.
         self._popped: dict[str, _Entry] = {}
         self._peeked: _Entry | None = None
-        self._max_wait_s: float | None = None  # of this step
+        self._max_waits_s: tuple[float, float] | None = None  # of this step
         self._overdue: set[str] = set()
 
     def add_request(self, request: Request) -> None:
@@ -111,8 +115,8 @@ class ProgramQueue(RequestQueue):
         entry = self._popped.pop(request_id, None)
         if entry is not None and entry.request is request:
             entry.is_popped = False
-            self._by_age.begin_anew()
-            self._list_of(entry).begin_anew()
+            for entries in self._lists_of(entry):
+                entries.begin_anew()
         else:
             if entry is not None:
                 self._take_out(entry)
@@ -123,9 +127,7 @@ class ProgramQueue(RequestQueue):
                 queued_s = self._now_s()
             self._last_number += 1
             entry = _Entry(request, queued_s, self._last_number)
-            self._read_place(entry)
-            self._by_age.add(entry)
-            self._list_of(entry).add(entry)
+            self._put_in(entry)
         self._entries[request_id] = entry
 
     def peek_request(self) -> Request:
@@ -169,9 +171,8 @@ class ProgramQueue(RequestQueue):
         entry = self._entries.get(request_id) or self._popped.get(request_id)
         if entry is None:
             return
-        self._list_of(entry).remove(entry)
-        self._read_place(entry)
-        self._list_of(entry).add(entry)
+        self._take_out(entry)
+        self._put_in(entry)
 
     def clear_overdue(self, request_id: str) -> None:
         """The request was admitted or left: its waiting time is over."""
@@ -184,16 +185,17 @@ class ProgramQueue(RequestQueue):
     def on_paused(self, paused_s: float) -> None:
         """The engine was told to stand still: nobody waited for others."""
         now_s = self._now_s()
-        entries = list(self._by_age)
-        for entry in entries:
-            self._by_age.remove(entry)
-        for entry in entries:
-            entry.queued_s = min(now_s, entry.queued_s + paused_s)
-            self._by_age.add(entry)
+        for aged in (self._by_age, self._newcomers_by_age):
+            entries = list(aged)
+            for entry in entries:
+                aged.remove(entry)
+            for entry in entries:
+                entry.queued_s = min(now_s, entry.queued_s + paused_s)
+                aged.add(entry)
 
     def on_step_end(self) -> None:
         """Nothing is held back any more; what was popped and stayed out has started."""
-        self.hold_scope, self._max_wait_s = HoldScope.NONE, None
+        self.hold_scope, self._max_waits_s = HoldScope.NONE, None
         for entry in self._popped.values():
             self._take_out(entry)
         self._popped.clear()
@@ -214,30 +216,40 @@ class ProgramQueue(RequestQueue):
 
     def changes_s(self) -> Iterator[float]:
         """When time alone will change the order, for simulators."""
-        oldest = self._by_age.first()
-        if oldest is not None:
-            overdue_s = oldest.queued_s + self._connector.max_wait_s()
+        for oldest, wait_s in self._oldest(self._max_waits()):
             # W may have become shorter: this is news then.
             is_news = oldest.request.request_id not in self._overdue
+            overdue_s = oldest.queued_s + wait_s
             yield max(overdue_s, self._now_s()) if is_news else overdue_s
 
     def _head(self) -> _Entry:
         first = self._first()
         if first.request.status is RequestStatus.PREEMPTED:
             return first  # its client has a part of the answer; vLLM does the same
-        oldest = self._by_age.first()
-        assert oldest is not None
-        if self._max_wait_s is None:
-            self._max_wait_s = self._connector.max_wait_s()
-        if self._now_s() - oldest.queued_s > self._max_wait_s:
-            if oldest.request.request_id not in self._overdue:
-                self._overdue.add(oldest.request.request_id)
-                self._connector.on_overdue()
-            return oldest
+        if self._max_waits_s is None:
+            self._max_waits_s = self._max_waits()
+        for oldest, wait_s in self._oldest(self._max_waits_s):
+            if self._now_s() - oldest.queued_s > wait_s:
+                if oldest.request.request_id not in self._overdue:
+                    self._overdue.add(oldest.request.request_id)
+                    self._connector.on_overdue()
+                return oldest
         while self._connector.refresh_place(first.request):
             self.rekey(first.request.request_id)
             first = self._first()
         return first
+
+    def _max_waits(self) -> tuple[float, float]:
+        ask = self._connector.max_wait_s
+        return ask(), ask(len(self._newcomers))
+
+    def _oldest(self, waits_s: tuple[float, float]) -> list[tuple[_Entry, float]]:
+        """Of those that started and of newcomers, each with how long it may wait."""
+        firsts = self._by_age.first(), self._newcomers_by_age.first()
+        found = [(e, s) for e, s in zip(firsts, waits_s, strict=True) if e is not None]
+        first_class = min((entry.key[0] for entry, _ in found), default=0)
+        found = [pair for pair in found if pair[0].key[0] == first_class]
+        return sorted(found, key=lambda pair: _age(pair[0]))
 
     def _first(self) -> _Entry:
         started, newcomer = self._not_newcomers.first(), self._newcomers.first()
@@ -249,12 +261,21 @@ class ProgramQueue(RequestQueue):
         passes = self.hold_scope is HoldScope.NEWCOMERS or started.key < newcomer.key
         return started if passes else newcomer
 
-    def _read_place(self, entry: _Entry) -> None:
+    def _put_in(self, entry: _Entry) -> None:
+        """With the place that it has now."""
         entry.key = self._connector.priority(entry.request)
         entry.is_newcomer = self._connector.is_newcomer(entry.request)
+        for entries in self._lists_of(entry):
+            entries.add(entry)
 
-    def _list_of(self, entry: _Entry) -> _Sorted:
-        return self._newcomers if entry.is_newcomer else self._not_newcomers
+    def _take_out(self, entry: _Entry) -> None:
+        for entries in self._lists_of(entry):
+            entries.remove(entry)
+
+    def _lists_of(self, entry: _Entry) -> tuple[_Sorted, _Sorted]:
+        if entry.is_newcomer:
+            return self._newcomers, self._newcomers_by_age
+        return self._not_newcomers, self._by_age
 
     def _remove(self, request_id: str) -> None:
         entry = self._entries.pop(request_id)
@@ -262,6 +283,6 @@ class ProgramQueue(RequestQueue):
         if self._peeked is entry:
             self._peeked = None
 
-    def _take_out(self, entry: _Entry) -> None:
-        self._list_of(entry).remove(entry)
-        self._by_age.remove(entry)
+
+def _age(entry: _Entry) -> tuple[float, ...]:
+    return entry.key[0], entry.queued_s, entry.number

@@ -43,8 +43,8 @@ class Rig:
             self.keys[request.request_id] = key
         return key is not None
 
-    def max_wait_s(self) -> float:
-        return self._max_wait_s
+    def max_wait_s(self, newcomers: int = 0) -> float:
+        return self._max_wait_s if newcomers < 3 else 1e9
 
     def on_overdue(self) -> None:
         self.overdue += 1
@@ -80,6 +80,22 @@ def test_age_beats_key_and_survives_being_skipped():
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.is_overdue("old")
     assert rig.overdue == 1
+
+
+def test_newcomers_that_queue_up_pass_no_other_by_their_age():
+    rig = Rig(max_wait_s=10.0)
+    rig.newcomers = {f"new-{number}" for number in range(4)}
+    for number in range(2):
+        rig.add(f"new-{number}", 7 + number)
+    rig.now_s = 1.0
+    rig.add("old", 9)
+    rig.now_s = 12.0
+    rig.add("young", 1)
+    assert rig.queue.pop_request().request_id == "new-0"
+    rig.queue.on_step_end()
+    rig.add("new-2", 9)
+    rig.add("new-3", 9)
+    assert rig.pop_all() == ["old", "young", "new-1", "new-2", "new-3"]
 
 
 def test_no_age_beats_a_priority_that_clients_gave():

@@ -132,7 +132,7 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     assert quantum.seconds == expected_s
 
 
-def test_a_quantum_ends_after_many_turns_however_short():
+def test_a_quantum_ends_after_many_turns_however_short_and_later_ones_sooner():
     quantum, place = Quantum(), Place(1)
     assert quantum.turns == fair_queueing.LEAST_TURNS
     for _ in range(MIN_ENDED):
@@ -140,6 +140,11 @@ def test_a_quantum_ends_after_many_turns_however_short():
     for turn in range(1, 121):
         place.on_allocated()
         assert place.charge(0.01, quantum) == (turn == 120)
+    for seq in (2, 3):
+        place.move_back(seq)
+        for turn in range(1, 31):
+            place.on_allocated()
+            assert place.charge(0.01, quantum) == (turn == 30)
 
 
 def test_a_flood_of_one_shot_requests_makes_no_quanta():
@@ -215,9 +220,9 @@ def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
 
 
 def test_the_claim_counts_again_after_the_next_admission():
-    engine = make_engine()
+    engine = make_engine(quantum_turns=8)
     priority = engine.controller.queue.priority
-    context = serve_turns(engine, "A", QUANTUM)
+    context = serve_turns(engine, "A", 8)
     engine.arrive("a4", context, program="A")
     engine.arrive("b1", [5, 6], program="B")
     assert engine.order("b1", "a4") == ["a4", "b1"]  # came first; no class of its own

@@ -135,4 +135,4 @@ def test_no_input_takes_long(unit):
         start = time.process_time()
         detect(opening + text)
         shell_key(opening + text)
-        assert time.process_time() - start < 0.3  # mostly 0.02
+        assert time.process_time() - start < 0.5  # mostly 0.02

@@ -1,6 +1,5 @@
 """Above a tier that keeps what it gets, a request waits for twice the mean at most."""
 
-import itertools
 import math
 
 import pytest
@@ -19,11 +18,9 @@ def tier():
     return found
 
 
-def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None, numbers=(4,)):
-    in_engine = []
-    bound = WaitBound(fixed_s, tier, in_engine)
-    for _, number in zip(range(requests), itertools.cycle(numbers), strict=False):
-        in_engine[:] = range(number)
+def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
+    bound = WaitBound(fixed_s, tier, range(9))
+    for _ in range(requests):
         bound.on_allocated(wait_s)
     return bound
 
@@ -36,11 +33,9 @@ def test_it_is_twice_the_mean_wait_within_limits(tier, wait_s, bound_s):
     assert bound_after(tier, wait_s, MIN_REQUESTS - 1).seconds() == LAST_RESORT_S
 
 
-@pytest.mark.parametrize(
-    ("numbers", "bound_s"), [((7, 8, 9), 6.0), ((1, 4, 16), LAST_RESORT_S)]
-)
-def test_it_is_learnt_where_a_fixed_number_of_clients_sends(tier, numbers, bound_s):
-    assert bound_after(tier, 3.0, numbers=numbers).seconds() == bound_s
+@pytest.mark.parametrize(("newcomers", "bound_s"), [(3, 6.0), (4, LAST_RESORT_S)])
+def test_it_is_not_for_newcomers_that_queue_up(tier, newcomers, bound_s):
+    assert bound_after(tier, 3.0).seconds(newcomers) == bound_s
 
 
 def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):
@@ -57,7 +52,7 @@ def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):
 
 def test_what_the_operator_set_stands(tier):
     assert bound_after(tier, 3.0, fixed_s=30.0).seconds() == 30.0
-    assert bound_after(tier, 3.0).seconds(lambda: False) == LAST_RESORT_S
+    assert bound_after(tier, 3.0).seconds(may_learn=lambda: False) == LAST_RESORT_S
 
 
 @pytest.mark.parametrize(

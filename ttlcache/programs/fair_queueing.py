@@ -32,6 +32,9 @@ WINDOW, MIN_ENDED = 1000, 5
 PROGRAMS_PER_QUANTUM = 4.0
 #: It is so many turns, or mean turns' seconds, at least, also while little is known.
 LEAST_TURNS = 20
+#: Each but a context's first lasts for so much of that: what has used up one may never
+#: end, and newcomers are not to wait for it longer than on vLLM.
+LATER_SHARE = 0.25
 #: One program counts for at most so many mean turns: few must not make all quanta.
 MOST_TURNS = 256
 #: Tenants remembered whose last context has not begun yet.
@@ -47,6 +50,7 @@ class Place:
     served_s: seconds that they ran, and that the engine stood still for its pins.
     quantum_from_turn, quantum_from_s: `turns` and `served_s` when its quantum began.
     is_used_up: its quantum is, and no turn was admitted since: a pin gives no rank.
+    is_later: its first quantum is over.
     """
 
     seq: int
@@ -55,6 +59,7 @@ class Place:
     quantum_from_turn: int = 0
     quantum_from_s: float = 0.0
     is_used_up: bool = False
+    is_later: bool = False
 
     def on_allocated(self) -> None:
         """A turn got its memory: the next quantum begins if the last one is used up."""
@@ -70,15 +75,16 @@ class Place:
         The caller must then give the context a new place with `move_back`.
         """
         self.served_s += seconds
+        share = LATER_SHARE if self.is_later else 1.0
         return not self.is_used_up and (
-            self.served_s - self.quantum_from_s >= quantum.seconds
-            or self.turns - self.quantum_from_turn >= quantum.turns
+            self.served_s - self.quantum_from_s >= share * quantum.seconds
+            or self.turns - self.quantum_from_turn >= share * quantum.turns
         )
 
     def move_back(self, seq: int) -> None:
         """Its quantum is used up; `seq` is a new place's, see `PlaceNumbers.next`."""
         self.seq = seq
-        self.is_used_up = True
+        self.is_used_up = self.is_later = True
 
 
 @dataclass(slots=True)

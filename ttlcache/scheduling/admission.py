@@ -55,8 +55,11 @@ class AdmissionControl:
         """A context has so many blocks of the pool, with those that others share."""
 
     def is_newcomer(self, program: Program) -> bool:
-        """Whether requests of the program may be held back."""
-        return False
+        """Whether it has not started, nor what it is a sub-agent of."""
+        started = program.turns_finished or (
+            program.parent and program.parent.turns_finished
+        )
+        return not started
 
     def missing_blocks(
         self,

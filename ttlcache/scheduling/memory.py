@@ -42,7 +42,10 @@ class MemoryArbiter:
     tier_knowledge: TierKnowledge
 
     def is_newcomer(self, request_id: str) -> bool:
-        """Whether a waiting request may be held back for others' growth."""
+        """Whether a waiting request is of a program that has not started.
+
+        Only such may be held back for others' growth.
+        """
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is not None:
             return False

@@ -8,14 +8,9 @@ are late for nothing. So there W is learnt:
     W = max(LEAST_S, MEAN_WAITS * mean wait of a request)
 
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
-about that in order of arrival: a small multiple of it bounds what the order adds. That
-is for a fixed number of clients, of which each sends its next request when the last one
-is answered: their mean completion time is their number over the throughput, in whatever
-order. Where clients come by themselves an order by program has fewer of them under way
-at a time, and a bound would only turn it around. Which it is the number of requests in
-the engine tells: of a fixed number of clients of which most are in it, its variance is
-well below its mean (binomial), of others it is the mean (Poisson), or more where they
-queue. Where
+about that in order of arrival: a small multiple of it bounds what the order adds. Where
+newcomers queue up it is not for them: an order by program starts fewer contexts at a
+time, and a bound would start them all, more than the tier holds. Where
 more contexts are under way than the tier holds it forgets some
 (`TierKnowledge.keeps`): then the order by program counts, which keeps their number
 down. Measured in docs/research/tiers-measurements.md.
@@ -37,11 +32,9 @@ MEAN_WAITS = 2.0
 #: vLLM's where the mean wait is half a second.)
 LEAST_S = 0.1
 #: Requests over which the mean is taken, and below which nothing is known.
-WINDOW, MIN_REQUESTS = 200, 100
-#: And those over which their number is looked at: longer than a queue takes to go.
-NUMBERS = 2000
-#: Variance over mean of their number below which it is that of fixed clients.
-MAX_DISPERSION = 0.5
+WINDOW, MIN_REQUESTS = 200, 20
+#: More newcomers that wait, over all other requests, than this are a queue of them.
+MAX_NEWCOMERS = 0.5
 
 
 @dataclass(slots=True)
@@ -55,35 +48,28 @@ class WaitBound:
     fixed_s: float | None
     tier_knowledge: TierKnowledge
     requests: Sized
-    _number: SlidingMean = field(default_factory=lambda: SlidingMean(NUMBERS))
-    _square: SlidingMean = field(default_factory=lambda: SlidingMean(NUMBERS))
     _wait_s: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW))
 
     def on_allocated(self, wait_s: float) -> None:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
-        number = len(self.requests)
-        self._number.observe(number)
-        self._square.observe(number * number)
 
-    def seconds(self, may_learn: Callable[[], bool] = lambda: True) -> float:
+    def seconds(
+        self, newcomers: int = 0, may_learn: Callable[[], bool] = lambda: True
+    ) -> float:
         """W as it is now.
 
-        may_learn: asked last; no where some requests are meant to pass others.
+        Args:
+            newcomers: of whom the request is one: of programs that have not started.
+            may_learn: asked last; no where some requests are meant to pass others.
         """
         if self.fixed_s is not None:
             return self.fixed_s
         if (
             not self.tier_knowledge.keeps
             or self._wait_s.count < MIN_REQUESTS
-            or not self._is_closed
+            or newcomers > MAX_NEWCOMERS * (len(self.requests) - newcomers)
             or not may_learn()
         ):
             return LAST_RESORT_S
         return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether a fixed number of clients sends the requests."""
-        mean = self._number.value
-        return self._square.value - mean * mean < MAX_DISPERSION * mean

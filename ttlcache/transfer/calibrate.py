@@ -20,7 +20,8 @@ from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 
 #: The methods compared.
 CANDIDATES = (Method.BATCH, Method.COPY_2D, Method.KERNEL)
-PIECE_BYTES = (2 << 10, 8 << 10, 32 << 10, 128 << 10)
+#: Sizes that layouts have: one layer's part of a block, keys and values apart or not.
+PIECE_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10)
 #: Planes of a usual model; 1: all layers of a block adjoin.
 ROWS = (1, 32)
 SCRATCH_BYTES = 16 << 20

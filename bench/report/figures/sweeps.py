@@ -18,10 +18,10 @@ MAIN_ARMS = (
     "vllm,program-fcfs,continuum-public,cachettl,ski-rental,infercept,thunderagent,"
     "adaptive,oracle"
 )
-FEW_ARMS = "vllm,cachettl,ski-rental,adaptive"
+FEW_ARMS = "vllm,cachettl,cachettl-strict,ski-rental,adaptive"
 #: Those of the paper's own figures, without a lower tier and with one.
-PAPER_ARMS = "vllm,autellix,cachettl,adaptive"
-TIER_ARMS = "vllm,autellix,infercept,cachettl,adaptive"
+PAPER_ARMS = "vllm,autellix,cachettl,cachettl-strict,adaptive"
+TIER_ARMS = "vllm,autellix,infercept,cachettl,cachettl-strict,adaptive"
 PROGRAMS = 40
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)

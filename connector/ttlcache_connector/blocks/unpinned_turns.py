@@ -46,7 +46,6 @@ class LingeringTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, LingeringTurn] = {}
-        self._of_program: dict[int, dict[str, LingeringTurn]] = {}
         #: Blocks that would be free without them.
         self.free_blocks = 0
 
@@ -59,8 +58,6 @@ class LingeringTurns:
     def add(self, turn: LingeringTurn) -> None:
         assert turn.request_id not in self._turns
         self._turns[turn.request_id] = turn
-        own = self._of_program.setdefault(id(turn.program), {})
-        own[turn.request_id] = turn
         self.free_blocks += turn.free_blocks
 
     def pop(self, request_id: str) -> list[KVCacheBlock]:
@@ -68,10 +65,6 @@ class LingeringTurns:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return []
-        own = self._of_program[id(turn.program)]
-        del own[request_id]
-        if not own:
-            del self._of_program[id(turn.program)]
         self.free_blocks -= turn.free_blocks
         return turn.blocks
 
@@ -82,7 +75,7 @@ class LingeringTurns:
         yield from (turn for turn in turns if turn.program.live_requests)
 
     def of(self, program: Program) -> list[LingeringTurn]:
-        return list(self._of_program.get(id(program), {}).values())
+        return [turn for turn in self._turns.values() if turn.program is program]
 
 
 @dataclass(slots=True)

@@ -64,9 +64,10 @@ class SchedulingCallbacks:
         return None if record is None else record.queued_s
 
     @guarded(fallback=math.inf)
-    def max_wait_s(self) -> float:
+    def max_wait_s(self, newcomers: int = 0) -> float:
         """See `TTLConnector.max_wait_s`."""
-        return self._controller.queue.wait_bound.seconds(self._may_learn_wait)
+        bound = self._controller.queue.wait_bound
+        return bound.seconds(newcomers, self._may_learn_wait)
 
     def _may_learn_wait(self) -> bool:
         """Where tenants share, or clients say who goes first, a flood must not pass."""
