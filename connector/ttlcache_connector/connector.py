@@ -115,7 +115,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
         None beside other connectors: where two ask for different ones vLLM stops.
         """
-        if requirements.is_beside_others(vllm_config):
+        additional = vllm_config.additional_config
+        if isinstance(additional, dict) and requirements.BESIDE_OTHERS in additional:
             return None
         transfer = vllm_config.kv_transfer_config
         extra = (transfer and transfer.kv_connector_extra_config) or {}

@@ -186,10 +186,8 @@ class ProgramQueue(RequestQueue):
         """The engine was told to stand still: nobody waited for others."""
         now_s = self._now_s()
         for aged in (self._by_age, self._newcomers_by_age):
-            entries = list(aged)
-            for entry in entries:
+            for entry in list(aged):
                 aged.remove(entry)
-            for entry in entries:
                 entry.queued_s = min(now_s, entry.queued_s + paused_s)
                 aged.add(entry)
 
@@ -214,21 +212,13 @@ class ProgramQueue(RequestQueue):
         entries = heapq.merge(self._not_newcomers, self._newcomers, key=lambda e: e.key)
         return iter([entry.request for entry in entries])
 
-    def changes_s(self) -> Iterator[float]:
-        """When time alone will change the order, for simulators."""
-        for oldest, wait_s in self._oldest(self._max_waits()):
-            # W may have become shorter: this is news then.
-            is_news = oldest.request.request_id not in self._overdue
-            overdue_s = oldest.queued_s + wait_s
-            yield max(overdue_s, self._now_s()) if is_news else overdue_s
-
     def _head(self) -> _Entry:
         first = self._first()
         if first.request.status is RequestStatus.PREEMPTED:
             return first  # its client has a part of the answer; vLLM does the same
         if self._max_waits_s is None:
-            self._max_waits_s = self._max_waits()
-        for oldest, wait_s in self._oldest(self._max_waits_s):
+            self._max_waits_s = self.max_waits_s()
+        for oldest, wait_s in self.oldest(self._max_waits_s):
             if self._now_s() - oldest.queued_s > wait_s:
                 if oldest.request.request_id not in self._overdue:
                     self._overdue.add(oldest.request.request_id)
@@ -239,17 +229,18 @@ class ProgramQueue(RequestQueue):
             first = self._first()
         return first
 
-    def _max_waits(self) -> tuple[float, float]:
+    def max_waits_s(self) -> tuple[float, float]:
+        """Of those that started, and of newcomers."""
         ask = self._connector.max_wait_s
         return ask(), ask(len(self._newcomers))
 
-    def _oldest(self, waits_s: tuple[float, float]) -> list[tuple[_Entry, float]]:
-        """Of those that started and of newcomers, each with how long it may wait."""
+    def oldest(self, waits_s: tuple[float, float]) -> list[tuple[_Entry, float]]:
+        """One of each, with how long it may wait."""
         firsts = self._by_age.first(), self._newcomers_by_age.first()
         found = [(e, s) for e, s in zip(firsts, waits_s, strict=True) if e is not None]
         first_class = min((entry.key[0] for entry, _ in found), default=0)
-        found = [pair for pair in found if pair[0].key[0] == first_class]
-        return sorted(found, key=lambda pair: _age(pair[0]))
+        ahead = (pair for pair in found if pair[0].key[0] == first_class)
+        return sorted(ahead, key=lambda pair: _age(pair[0]))
 
     def _first(self) -> _Entry:
         started, newcomer = self._not_newcomers.first(), self._newcomers.first()

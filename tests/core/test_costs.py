@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache.estimators.costs import (
-    KEPT_WINDOW,
-    MIN_LOST,
-    RELOAD_WINDOW,
-    STEP_TOKENS,
-    CostModel,
-)
+from ttlcache.estimators.costs import KEPT_WINDOW, MIN_LOST, STEP_TOKENS, CostModel
 from ttlcache.estimators.step_fit import Step
 from ttlcache.types import Pressure
 
@@ -148,7 +142,7 @@ def test_reload_is_learned_per_tier_and_stalls_do_not_count():
     costs = CostModel()
     costs.observe_reload("cpu", 10_000, 0.02)
     assert costs.reload_s("cpu", 20_000) == pytest.approx(0.04)
-    for number in range(RELOAD_WINDOW):
+    for number in range(32):
         costs.observe_reload("cpu", 10_000, 0.01 if number % 3 else 10.0)
         costs.observe_reload("disk", 1_000, 0.1)
     assert costs.reload_s("cpu", 30_000) == pytest.approx(0.03)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ttlcache.programs.model import Program
 from ttlcache.retention.decisions import MAX_ALIKE
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.pinned import PinnedBlocks, ids_of
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
 from ttlcache_connector.tiers.base import TierDemotions
 
@@ -65,7 +65,8 @@ class PinsAboveTier(PinnedBlocks):
         self.unpinned.release(request_id)  # an id that is used again
         # With several cache groups one that goes on holds not all of its windows.
         ends = blocks[-1:] if self.is_divisible else blocks
-        if all(self._count_turns(block) >= MAX_ALIKE for block in ends):
+        turns = [self._refs[i] + self.unpinned.refs[i] for i in ids_of(ends)]
+        if min(turns, default=MAX_ALIKE) >= MAX_ALIKE:
             self._demotions.drop(request_id)  # it has none, or is copied with others
         elif not self._demotions.can_be_demoted(request_id):
             self._demotions.drop(request_id)  # an outage: it would stay queued for ever
@@ -73,10 +74,6 @@ class PinsAboveTier(PinnedBlocks):
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
             self.unpinned.keep(request_id, program, list(blocks), users=1)
-
-    def _count_turns(self, block: KVCacheBlock) -> int:
-        """How many turns hold the block, pinned or not."""
-        return self._refs[block.block_id] + self.unpinned.refs[block.block_id]
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)

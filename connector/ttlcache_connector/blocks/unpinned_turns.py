@@ -209,7 +209,7 @@ class UnpinnedTurns:
 
     def release(self, request_id: str) -> int:
         """What is held of the turn goes, whatever it was; returns blocks freed."""
-        return self._unref(self._pop(request_id))
+        return self._unref(self._pop_copy(request_id) + self.lingering.pop(request_id))
 
     def drop_all(self) -> None:
         """Nothing is kept for a copy: a reset, a shutdown, a fault.
@@ -313,10 +313,6 @@ class UnpinnedTurns:
     def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:
         """How many of these blocks nothing but unpinned turns references."""
         return sum(b.ref_cnt == self.refs[b.block_id] for b in blocks)
-
-    def _pop(self, request_id: str) -> list[KVCacheBlock]:
-        """What is held of a turn leaves the tables."""
-        return self._pop_copy(request_id) + self.lingering.pop(request_id)
 
     def _pop_copy(self, request_id: str) -> list[KVCacheBlock]:
         copy = self._awaited.pop(request_id, None)

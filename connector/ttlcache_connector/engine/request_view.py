@@ -99,9 +99,5 @@ def is_loading(request: Request) -> bool:
     return request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
-def no_blocks(block_ids: tuple[list[int], ...]) -> tuple[list[int], ...]:
-    return tuple([] for _ in block_ids)
-
-
 def token_slice(request: Request) -> Callable[[int, int], Any]:
     return lambda start, stop: request.all_token_ids[start:stop]

@@ -11,8 +11,9 @@ from ttlcache_lmcache import compat
 
 #: Versions of vLLM that our tests run on.
 TESTED_VLLM = ">=0.32,<0.34"
-#: In vLLM's `additional_config`: TTLConnector is a child of a MultiConnector.
-_BESIDE_OTHERS = "ttlcache_beside_others"
+#: In vLLM's `additional_config`: TTLConnector is a child of a MultiConnector, which a
+#: child's configuration does not name.
+BESIDE_OTHERS = "ttlcache_beside_others"
 _OVERRIDE = '"allow_untested_vllm": true in kv_connector_extra_config'
 
 log = logger(__name__)
@@ -60,10 +61,4 @@ def note_others(vllm_config: Any) -> None:
     """Tell the engine's processes that TTLConnector has others beside it."""
     is_alone = vllm_config.kv_transfer_config.kv_connector == "TTLConnector"
     if not is_alone and isinstance(vllm_config.additional_config, dict):
-        vllm_config.additional_config[_BESIDE_OTHERS] = True
-
-
-def is_beside_others(vllm_config: Any) -> bool:
-    """Of a child's configuration too, where `MultiConnector` is named no more."""
-    additional = vllm_config.additional_config
-    return isinstance(additional, dict) and _BESIDE_OTHERS in additional
+        vllm_config.additional_config[BESIDE_OTHERS] = True

@@ -104,15 +104,14 @@ class VLLMParser:
 
     #: Characters at the end of an output that vLLM's parser gets to see.
     TAIL_CHARS = 1536
-    #: What a call takes beyond `SLOW_S` adds up; beyond `MAX_SLOW_S` it was the last.
-    SLOW_S, MAX_SLOW_S = 0.02, 0.1
+    #: A call that takes more of the CPU is the parser's last one.
+    SLOW_S = 0.1
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self._name = name
         self._tokenizer = tokenizer
         self._parser_cls: Any = None
         self._request: Any = None
-        self._slow_s = 0.0
         try:
             from vllm.entrypoints.openai.chat_completion.protocol import (
                 ChatCompletionRequest,
@@ -138,9 +137,8 @@ class VLLMParser:
         except Exception:  # noqa: BLE001 - detection is optional
             self._drop("failed")
             return None
-        self._slow_s += max(0.0, cpu_s() - started_s - self.SLOW_S)
-        if self._slow_s > self.MAX_SLOW_S:
-            self._drop(f"took {self._slow_s:.1f} s too long")
+        if cpu_s() - started_s > self.SLOW_S:
+            self._drop(f"took more than {self.SLOW_S:g} s")
         return key
 
     def _drop(self, why: str) -> None:

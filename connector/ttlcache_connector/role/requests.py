@@ -14,7 +14,6 @@ from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
     is_loading,
-    no_blocks,
     token_slice,
 )
 from ttlcache_connector.faults import guarded
@@ -189,7 +188,7 @@ class RequestEvents:
             controller.on_prefilled(request.request_id)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
-        kept_ids = block_ids if completed else no_blocks(block_ids)
+        kept_ids = block_ids if completed else tuple([] for _ in block_ids)
         if completed and holder.states is not None:
             prefix = holder.states.cached_prefix(request)
             kept_ids = tuple([block.block_id for block in group] for group in prefix)
@@ -285,10 +284,8 @@ class RequestEvents:
 
     def _tool_reader(self, request: Request) -> Callable[[], GapKey | None] | None:
         reader = self._reader
-        if reader is None or not reader.ready:
+        if reader is None or not reader.ready or not self._controller.retention_enabled:
             return None
-        if not self._controller.retention_enabled:
-            return None  # that takes time for nothing
         return lambda: self.read_tool(request)
 
     @guarded(fallback=UNKNOWN_GAP)

@@ -30,7 +30,12 @@ class Foresight:
         if isinstance(controller.admission, GrowthReserve):
             yield controller.memory.admits_all_from_s
         if isinstance(self._queue, ProgramQueue):
-            yield from self._queue.changes_s()
+            for oldest, wait_s in self._queue.oldest(self._queue.max_waits_s()):
+                overdue_s = oldest.queued_s + wait_s
+                if not self._queue.is_overdue(oldest.request.request_id):
+                    # W may have become shorter: this is news then.
+                    overdue_s = max(overdue_s, self._role.parts.clock.now_s())
+                yield overdue_s
 
     def state(self) -> tuple[float, ...]:
         """Changes with every pin that is made, shortened or ended, and with W."""
