@@ -74,7 +74,8 @@ class TTLCacheConfig(BaseModel):
         default=None,
         ge=1,
         description="After so many turns, or the time that so many average turns take, "
-        "a context queues as new. Default: four average programs, at least 20 turns.",
+        "a context queues as new, then after a quarter. Default: four average "
+        "programs, at least 20 turns.",
     )
     max_queue_wait_s: float | None = Field(
         default=None,

@@ -78,7 +78,7 @@ class Controller:
         gaps: GapHistory | None = None,
         costs: CostModel | None = None,
         on_rekey: Callable[[str], None] | None = None,
-        on_program_end: Callable[[Program], None] | None = None,
+        on_program_told_over: Callable[[Program], None] | None = None,
         telemetry: Telemetry | None = None,
         engine_id: int = 0,
     ) -> None:
@@ -86,13 +86,13 @@ class Controller:
         Args:
             block_tokens: tokens per prefix-cache hash.
             on_rekey: told the id of a waiting request whose priority changed.
-            on_program_end: told a program that is over, after its pins ended.
+            on_program_told_over: given a program whose client said that it is over.
             telemetry: told every event.
             engine_id: see `ProgramTable`.
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock, self._on_rekey = clock, on_rekey
-        self._on_program_end = on_program_end
+        self._on_program_told_over = on_program_told_over
         self.gaps = gaps or GapHistory()
         self.costs = costs or CostModel()
         self.memoryfulness = Memoryfulness()
@@ -235,11 +235,12 @@ class Controller:
             self._stop_waiting(record)
             record.admitted_s = now_s
             self.tier_knowledge.on_allocated(record, cached_tokens)
+            was_newcomer = self.admission.is_newcomer(record.program)
+            record.program.has_started = True
             self.queue.on_allocated(record, now_s)
             context_blocks = record.num_tokens / self.block_tokens
             if record.place.turns == 1 and not record.program.turns_finished:
                 self._plain.on_program_start(record.program.key, cached_tokens)
-            was_newcomer = self.admission.is_newcomer(record.program)
             self.admission.on_context(record.program, context_blocks)
             if was_newcomer:
                 if record.place.turns == 1:  # a retry finds its own prompt
@@ -355,6 +356,8 @@ class Controller:
         if program is None:
             return False
         self._end(program, "told")
+        if self._on_program_told_over is not None:
+            self._on_program_told_over(program)
         return True
 
     # --- the engine's life ------------------------------------------------
@@ -500,6 +503,4 @@ class Controller:
             self.memoryfulness.add(program.turns_finished)
         self.queue.on_program_end(program)
         self._turns.close_all(program)
-        if self._on_program_end is not None and program.turns_finished:
-            self._on_program_end(program)
         self.retention.redecide_on_subagent_end(program, self._clock.now_s())

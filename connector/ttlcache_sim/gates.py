@@ -1,6 +1,6 @@
 """What an arm puts between clients and engine: lets turns through, or holds them.
 
-ThunderAgent is a proxy, MORI a router: both see programs, not blocks. An arm that
+ThunderAgent is a proxy: it sees programs, not blocks. An arm that
 needs the engine itself, to sort its queue or choose victims, changes it here, too.
 """
 

@@ -71,7 +71,7 @@ def test_what_is_asked_of_the_reclaimer():
 
 
 def test_a_tier_that_forgets_is_believed_to_keep_everything():
-    costs = CostModel(prefill=[1.0, 0.0, 0.0], reload={"cpu": [0.0, 0.1]})
+    costs = CostModel(prefill=[1.0, 0.0, 0.0], reload={"cpu": 0.1})
     for number in range(MIN_LOST):
         costs.observe_lost(100, is_found=number < 3)
     view = view_of(history_of([1.0] * 4), FULL)._replace(costs=costs, tier="cpu")
@@ -81,7 +81,7 @@ def test_a_tier_that_forgets_is_believed_to_keep_everything():
     for policy in (ABLATIONS["tier-keeps-all"](), OraclePolicy()):
         assert policy.decide(turn, view).stall_wait_s == pytest.approx(reload_s)
     # Where a prefill is cheaper nothing is reloaded.
-    slow = CostModel(prefill=[1e-3, 0.0, 0.0], reload={"cpu": [0.0, 1.0]})
+    slow = CostModel(prefill=[1e-3, 0.0, 0.0], reload={"cpu": 1.0})
     decision = decide("tier-keeps-all", turn, view._replace(costs=slow))
     assert decision.stall_wait_s == pytest.approx(5.0)
 

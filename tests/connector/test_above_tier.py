@@ -68,6 +68,7 @@ class Rig:
             lambda: (0, 0),
             self.unpinned,
             self.tier,
+            self.tier.report_turn,
         )
 
     def count(self, name, label):

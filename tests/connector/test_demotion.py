@@ -43,12 +43,12 @@ def test_a_claimed_pin_and_an_ended_program_are_forgotten(make, tier):
     assert tier.of("drop") == ["a", "b"]
     assert tier.of("demote") == []
     assert free(engine) == 63
-    ends = [turn.request_id for turn in tier.ends if turn.ttl_s is None]
-    assert ends == [f"end of {tier.ends[0].program}", "b"]
+    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
     engine.turn("c", range(200, 300), hints={"program_id": "q"})
     engine.connector.control({"do": "end", "program_id": "q"})
-    ended = tier.ends[-1]
-    assert ended == TurnEnd(f"end of {tier.ends[-2].program}", tier.ends[-2].program)
+    pinned, program = tier.ends[-2:]
+    assert (pinned.request_id, pinned.ttl_s) == ("c", None)
+    assert program == TurnEnd(f"end of {pinned.program}", pinned.program)
 
 
 def test_the_tier_is_told_what_was_decided(make, tier):

@@ -251,30 +251,32 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
 
 def test_above_a_tier_no_more_pins_end_than_the_newcomer_lacks(monkeypatch):
     # A pin that ends stays referenced until it is copied: nothing is freed.
-    engine, ended = build(policy="none"), 0
+    engine, ended = build(policy="none"), []
     for name in "AD":
         engine.finish(name)
         engine.turn(f"{name}-1", range(20), program=name, ttl=60.0)
-    pressure = engine.holder.pressure
-
-    def keep(*_args):
-        nonlocal ended
-        ended += 1
-        return 0
-
-    monkeypatch.setattr(engine.holder, "shrink", lambda *_: None)
-    monkeypatch.setattr(engine.holder, "release", keep)
-    monkeypatch.setattr(
-        engine.holder,
-        "pressure",
-        lambda: pressure()._replace(free_blocks=pressure().free_blocks + 5 * ended),
-    )
+    monkeypatch.setattr(holder := engine.holder, "shrink", lambda *_: None)
+    monkeypatch.setattr(holder, "release", lambda *pin: ended.append(pin) or 0)
+    monkeypatch.setattr(holder, "pressure", lambda: Pressure(32, 5 * len(ended)))
     newcomer(engine)
     memory, program = engine.controller.memory, engine.controller.requests["C"].program
     memory.reclaimer.take_for_newcomer(program, 3)
-    assert ended == 1
+    assert len(ended) == 1
     memory.reclaimer.take_for_newcomer(program, 10)
-    assert ended == 2, "all there are"
+    assert len(ended) == 2, "all there are"
+
+
+def test_without_admission_control_who_started_is_no_newcomer():
+    engine = make_engine(60.0)
+    for request_id in ("a1", "a2", "a3"):
+        engine.arrive(request_id, range(8), program="A")
+    is_newcomer = engine.controller.memory.is_newcomer
+    assert is_newcomer("a2")
+    for request_id, rekeyed in (("a1", ["a2", "a3"]), ("a2", [])):
+        engine.rekeyed.clear()
+        assert engine.admit(request_id)
+        assert engine.rekeyed == rekeyed
+    assert not is_newcomer("a3")
 
 
 def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer(engine):

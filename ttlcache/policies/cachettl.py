@@ -46,7 +46,8 @@ class CacheTTL(Policy):
     history only once that has more than k records; until then the paper's cold start
     applies. Its distribution counts the gaps that never ended, which the paper, having
     records of returns only, leaves out: otherwise the rare reply would stand for all.
-    Unlike there, T_default has the mean T of now, and is the turn's own.
+    T_default is of the turn's own prefill and of the mean T until now; there it is one
+    number for all.
     """
 
     name = "cachettl"

@@ -33,7 +33,7 @@ PROGRAMS_PER_QUANTUM = 4.0
 #: It is so many turns, or mean turns' seconds, at least, also while little is known.
 LEAST_TURNS = 20
 #: Each but a context's first lasts for so much of that: what has used up one may never
-#: end, and newcomers are not to wait for it longer than on vLLM.
+#: end, and newcomers wait for it (5 times as long as on vLLM otherwise: `bench abuse`).
 LATER_SHARE = 0.25
 #: One program counts for at most so many mean turns: few must not make all quanta.
 MOST_TURNS = 256

@@ -116,6 +116,7 @@ class Program:
     parent: Program | None = None
     tenant: str = ""
     priority_class: int = 0
+    has_started: bool = False  # a request of it got its memory
     turns_finished: int = 0
     live_requests: int = 0
     last_turn: Turn | None = None

@@ -56,10 +56,8 @@ class AdmissionControl:
 
     def is_newcomer(self, program: Program) -> bool:
         """Whether it has not started, nor what it is a sub-agent of."""
-        started = program.turns_finished or (
-            program.parent and program.parent.turns_finished
-        )
-        return not started
+        own = (program, program.parent) if program.parent else (program,)
+        return not any(each.has_started for each in own)
 
     def missing_blocks(
         self,

@@ -34,7 +34,7 @@ LEAST_S = 0.1
 #: Requests over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_REQUESTS = 200, 20
 #: More newcomers that wait, over all other requests, than this are a queue of them.
-MAX_NEWCOMERS = 0.5
+MAX_NEWCOMER_RATIO = 0.5
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ class WaitBound:
         """W as it is now.
 
         Args:
-            newcomers: of whom the request is one: of programs that have not started.
+            newcomers: waiting requests of programs that have not started, if this is
+                one of them.
             may_learn: asked last; no where some requests are meant to pass others.
         """
         if self.fixed_s is not None:
@@ -68,7 +69,7 @@ class WaitBound:
         if (
             not self.tier_knowledge.keeps
             or self._wait_s.count < MIN_REQUESTS
-            or newcomers > MAX_NEWCOMERS * (len(self.requests) - newcomers)
+            or newcomers > MAX_NEWCOMER_RATIO * (len(self.requests) - newcomers)
             or not may_learn()
         ):
             return LAST_RESORT_S

@@ -11,7 +11,7 @@ from ttlcache.retention.decisions import MAX_ALIKE
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.pinned import PinnedBlocks, ids_of
 from ttlcache_connector.blocks.unpinned_turns import UnpinnedTurns
-from ttlcache_connector.tiers.base import TierDemotions
+from ttlcache_connector.tiers.base import TierDemotions, TurnEnd, program_name
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -45,11 +45,12 @@ class PinsAboveTier(PinnedBlocks):
         queue_counts: Callable[[], tuple[int, int]],
         unpinned: UnpinnedTurns,
         demotions: TierDemotions,
+        report_turn: Callable[[TurnEnd], None],
         states: RecurrentStates | None = None,
     ) -> None:
         super().__init__(pool, group_block_tokens, queue_counts, unpinned.refs, states)
         self.unpinned = unpinned
-        self._demotions = demotions
+        self._demotions, self._report_turn = demotions, report_turn
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
@@ -57,6 +58,11 @@ class PinsAboveTier(PinnedBlocks):
         self.unpinned.release(request_id)  # an id that is used again
         blocks = len(self.blocks_by_pin[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
+
+    def on_program_told_over(self, program: Program) -> None:
+        """Also where no turn of it is pinned, and none finishes any more."""
+        name = program_name(program)
+        self._report_turn(TurnEnd(f"end of {name}", name))
 
     def on_finished_unpinned(
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
@@ -79,6 +85,8 @@ class PinsAboveTier(PinnedBlocks):
         turn = self._turn_of.pop(pin_id, None)
         if turn is None:
             return super().release(pin_id, outcome, mode)
+        if outcome is PinOutcome.ENDED:
+            self._report_turn(TurnEnd(turn.request_id, program_name(turn.program)))
         if outcome not in _COMES_BACK:
             freed = self.unpinned.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)

@@ -103,10 +103,10 @@ class SchedulerRoleBuilder:
         above_tier: PinsAboveTier | None = None
         if lower.is_configured:
             lower.tier.bind(manager)
-            stores = lower.tier.demotions
+            demotions = lower.tier.demotions
             unpinned = UnpinnedTurns(
                 pool,
-                stores,
+                demotions,
                 self._clock,
                 self._metrics.count,
                 copies_at_once=self._config.demote == "on-expiry",
@@ -116,7 +116,8 @@ class SchedulerRoleBuilder:
                 sizes,
                 engine.queue_counts,
                 unpinned,
-                stores,
+                demotions,
+                lower.report_turn,
                 states,
             )
         holder = above_tier or PinnedBlocks(
@@ -129,7 +130,9 @@ class SchedulerRoleBuilder:
             block_tokens=pool.hash_block_size,
             costs=self._costs,
             on_rekey=engine.rekey,
-            on_program_end=None if above_tier is None else lower.on_program_end,
+            on_program_told_over=above_tier.on_program_told_over
+            if above_tier
+            else None,
             telemetry=open_telemetry(
                 self._config, self._clock, self._metrics, self._about(pool)
             ),

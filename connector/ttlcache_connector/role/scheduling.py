@@ -88,7 +88,7 @@ class SchedulingCallbacks:
         usable = usable_blocks(pool)
         if holder.memory_is_short:  # a request waits, and pins do not give way
             return 0.0
-        if not (any(self._engine.queue_counts()) or self._parts.prefills.is_loading()):
+        if not (any(self._engine.queue_counts()) or any(self._parts.prefills)):
             return 1.0 - pool.get_num_free_blocks() / usable
         now_s = self._parts.clock.now_s()
         if now_s - self._counted_s >= COUNTED_EVERY_S:  # O(blocks)
@@ -210,7 +210,8 @@ class SchedulingCallbacks:
         urgency: Urgency,
         mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
-        patient = urgency is not Urgency.STALLED or not self._engine.is_overdue(request)
+        # What holds blocks is at the head: no turn that a pin waits for can pass it.
+        patient = not (request.num_computed_tokens or self._engine.is_overdue(request))
         freed = self._controller.memory.reclaim(
             blocks, urgency, request.request_id, patient=patient, mode=mode
         )

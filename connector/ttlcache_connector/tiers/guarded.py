@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import (
-    Match,
-    SchedulerTier,
-    TierMetadata,
-    TurnEnd,
-    program_name,
-)
+from ttlcache_connector.tiers.base import Match, SchedulerTier, TierMetadata, TurnEnd
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-    from ttlcache.programs.model import Program
 
 log = logger(__name__)
 
@@ -95,11 +87,6 @@ class GuardedTier:
         """As `TierDemotions.report_turn`, while the tier answers."""
         if self.is_up():
             self.call(self.tier.demotions.report_turn, None, turn)
-
-    def on_program_end(self, program: Program) -> None:
-        """Also where no turn of it is pinned, and none finishes any more."""
-        name = program_name(program)
-        self.report_turn(TurnEnd(f"end of {name}", name))
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, external_tokens: int
