@@ -78,7 +78,7 @@ class Controller:
         gaps: GapHistory | None = None,
         costs: CostModel | None = None,
         on_rekey: Callable[[str], None] | None = None,
-        on_program_told_over: Callable[[Program], None] | None = None,
+        on_client_ended_program: Callable[[Program], None] | None = None,
         telemetry: Telemetry | None = None,
         engine_id: int = 0,
     ) -> None:
@@ -86,13 +86,13 @@ class Controller:
         Args:
             block_tokens: tokens per prefix-cache hash.
             on_rekey: told the id of a waiting request whose priority changed.
-            on_program_told_over: given a program whose client said that it is over.
+            on_client_ended_program: told a program that its client ended.
             telemetry: told every event.
             engine_id: see `ProgramTable`.
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock, self._on_rekey = clock, on_rekey
-        self._on_program_told_over = on_program_told_over
+        self._on_client_ended_program = on_client_ended_program
         self.gaps = gaps or GapHistory()
         self.costs = costs or CostModel()
         self.memoryfulness = Memoryfulness()
@@ -356,8 +356,8 @@ class Controller:
         if program is None:
             return False
         self._end(program, "told")
-        if self._on_program_told_over is not None:
-            self._on_program_told_over(program)
+        if self._on_client_ended_program is not None:
+            self._on_client_ended_program(program)
         return True
 
     # --- the engine's life ------------------------------------------------

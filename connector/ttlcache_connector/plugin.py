@@ -123,7 +123,7 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         _choose_scheduler(vllm_config.scheduler_config)
-        requirements.note_others(vllm_config)
+        requirements.mark_beside_others(vllm_config)
         vllm_options.put_right(vllm_config, engine_args)
         vllm_options.log_missing(vllm_config, engine_args, config)
 

@@ -230,12 +230,12 @@ class ProgramQueue(RequestQueue):
         return first
 
     def max_waits_s(self) -> tuple[float, float]:
-        """Of those that started, and of newcomers."""
+        """After which requests of started programs, and newcomers, are overdue."""
         ask = self._connector.max_wait_s
         return ask(), ask(len(self._newcomers))
 
     def oldest(self, waits_s: tuple[float, float]) -> list[tuple[_Entry, float]]:
-        """One of each, with how long it may wait."""
+        """The oldest of each, with how long it may wait; only of the first priority."""
         firsts = self._by_age.first(), self._newcomers_by_age.first()
         found = [(e, s) for e, s in zip(firsts, waits_s, strict=True) if e is not None]
         first_class = min((entry.key[0] for entry, _ in found), default=0)

@@ -586,6 +586,10 @@ def test_without_memory_to_copy_to_every_turn_is_prefilled(
     assert not engine.moved
 
 
+def test_a_worker_without_caches_shuts_down():
+    worker.CPUWorkerTier(SimpleNamespace(), 1).shutdown()
+
+
 #: A GPU that has all that "auto" asks for.
 ENGINE = {
     "kv_transfer_config": ("TTLConnector", "kv_both"),

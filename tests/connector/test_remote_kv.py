@@ -124,11 +124,15 @@ def test_loads_that_arrived_do_not_keep_each_other_waiting(make):
         engine.step()
     assert pinned(engine) == 14
     assert free(engine) == 0
-    prefills = engine.connector.scheduler_role.parts.prefills
+    parts = engine.connector.scheduler_role.parts
+    (pin,), prefills = parts.controller.pins, parts.prefills
+    pin.stall_until_s = pin.deadline_s  # an engine with nothing to run would wait
     assert prefills.is_loading()
     report(engine, finished_recving={"load-1", "load-2"})
     assert is_loading(engine, "load-2"), "by vLLM's account"
     assert not prefills.is_loading()
+    engine.step()
+    assert engine.scheduler.running, "no turn can pass the loads"
     engine.run()
     assert {"load-1", "load-2"} <= engine.finished.keys()
     check(engine)

@@ -108,8 +108,8 @@ def test_a_sub_agent_stands_where_its_parents_work_puts_it():
     parent = engine.controller.programs.get(("", "1parent"))
     engine.arrive("sub-0", [5, 6], program="2sub", parent_id="1parent")
     queue = engine.controller.queue
-    lately = queue.programs.place_numbers.lately("")
-    assert delay(engine, "sub-0") == queue.work.work_delay_places(parent.work, lately)
+    recent = queue.programs.place_numbers.recent("")
+    assert delay(engine, "sub-0") == queue.work.work_delay_places(parent.work, recent)
 
 
 def test_what_another_tenant_begins_puts_no_program_back():

@@ -135,7 +135,7 @@ class _Reader:
         turn.saved_tokens = line["saved_tokens"]
         turn.saved_s = line["saved_s"]
         turn.memory_wait_s = line["memory_wait_s"]
-        turn.refused_for_growth = line["refused_for_growth"]
+        turn.refused_for_growth = line.get("refused_for_growth", False)
         before = self._turns.get((self._run, turn.follows or 0))
         if before is not None and turn.claimed_pin is not None:
             before.next_claimed = True

@@ -88,18 +88,19 @@ class Place:
 
 
 @dataclass(slots=True)
-class _OfTenant:
-    """Places of one tenant.
+class _TenantPlaces:
+    """Numbers of one tenant's places, and how many it got lately.
 
-    last: number of its latest place. newest: largest that it was given.
-    given: places since `counted_s`. lately: those before, by their age then.
+    last: number of its latest place. highest: the largest that it was given.
+    recent: places that it got, each worth less the older it was at `updated_s`.
+    new: places that it got since then.
     """
 
     last: int = 0
-    newest: int = 0
-    given: int = 0
-    lately: float = 0.0
-    counted_s: float = -math.inf
+    highest: int = 0
+    recent: float = 0.0
+    new: int = 0
+    updated_s: float = -math.inf
 
 
 class PlaceNumbers:
@@ -107,16 +108,16 @@ class PlaceNumbers:
 
     def __init__(self) -> None:
         self._started = 0  # largest number of a context of which a turn was admitted
-        self._tenants: OrderedDict[str, _OfTenant] = OrderedDict()
+        self._tenants: OrderedDict[str, _TenantPlaces] = OrderedDict()
 
     def next(self, tenant: str) -> int:
         """The number of a new place: behind those of its tenant, and behind those of
         other tenants that stood at the head already."""
-        own = self._tenants.setdefault(tenant, _OfTenant())
+        own = self._tenants.setdefault(tenant, _TenantPlaces())
         own.last = max(self._started, own.last) + 1
-        if own.last > own.newest:  # none that was given back
-            own.newest = own.last
-            own.given += 1
+        if own.last > own.highest:  # none that was given back
+            own.highest = own.last
+            own.new += 1
         self._tenants.move_to_end(tenant)
         if len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)
@@ -128,22 +129,23 @@ class PlaceNumbers:
         if own is not None and min(number, own.last) > self._started:
             own.last -= 1
 
-    def count_lately(self, tenant: str, now_s: float, period_s: float) -> None:
-        """Bring `lately` up to now; `period_s` is the time constant of its decay."""
+    def update_recent(self, tenant: str, now_s: float, period_s: float) -> None:
+        """Bring `recent` up to now; a place is worth 1/e after `period_s`."""
         own = self._tenants.get(tenant)
         if own is not None:
-            passed_s = max(0.0, now_s - own.counted_s)  # a clock may go back
+            passed_s = max(0.0, now_s - own.updated_s)  # a clock may go back
             kept = math.exp(-passed_s / period_s) if period_s > 0.0 else 0.0
-            own.lately, own.given = kept * own.lately + own.given, 0
-            own.counted_s = now_s
+            own.recent, own.new = kept * own.recent + own.new, 0
+            own.updated_s = now_s
 
-    def lately(self, tenant: str) -> float:
-        """Places that the tenant was given lately, as of `count_lately`.
+    def recent(self, tenant: str) -> float:
+        """Places that the tenant got lately, as of `update_recent`.
 
-        Its own: what others begin must not put its programs back.
+        Its own: what others begin must not put its programs back. A place after a
+        quantum counts like that of a context that begins.
         """
         own = self._tenants.get(tenant)
-        return 0.0 if own is None else own.lately
+        return 0.0 if own is None else own.recent
 
     def on_allocated(self, number: int) -> None:
         """A turn that stood at this number got its memory."""

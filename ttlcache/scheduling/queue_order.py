@@ -90,7 +90,7 @@ class QueueOrder:
             program.place = self.programs.new_place(program.tenant)
         record.place = program.place
         if self.ordering.uses_work:
-            self.programs.place_numbers.count_lately(
+            self.programs.place_numbers.update_recent(
                 program.tenant, record.queued_s, self.work.run_s.value
             )
         self._read_place(record)
@@ -142,8 +142,8 @@ class QueueOrder:
             # A sub-agent is work of its parent, which waits for it.
             program = record.program.parent or record.program
             work = self._work_of(program, record)
-            lately = self.programs.place_numbers.lately(program.tenant)
-            record.work_delay_places = self.work.work_delay_places(work, lately)
+            recent = self.programs.place_numbers.recent(program.tenant)
+            record.work_delay_places = self.work.work_delay_places(work, recent)
 
     def _work_of(self, program: Program, record: RequestRecord) -> Work:
         if program.work is None:

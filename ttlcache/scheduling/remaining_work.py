@@ -108,10 +108,10 @@ class RemainingWork:
             if done_s < total_s:  # a turn followed, as where the queue asks
                 self._forecasts.observe(left_s, total_s - done_s)
 
-    def work_delay_places(self, work: Work, places_lately: float) -> int:
+    def work_delay_places(self, work: Work, recent_places: float) -> int:
         """By how many places its work left puts a program back; 0 while unknown.
 
-        places_lately: given to its tenant, in the time that a mean program runs.
+        recent_places: that its tenant got in the time that a mean program runs.
         """
         left_s, new_s = self.left_s(work), self.left_s(_NEW)
         if left_s is None or new_s is None or left_s <= new_s:
@@ -120,7 +120,7 @@ class RemainingWork:
         if not mean_s > 0.0:
             return 0
         programs = min((left_s - new_s) / mean_s, MAX_EXCESS_PROGRAMS)
-        return round(DELAY * self.trust * places_lately * programs)
+        return round(DELAY * self.trust * recent_places * programs)
 
     @property
     def trust(self) -> float:

@@ -8,11 +8,11 @@ are late for nothing. So there W is learnt:
     W = max(LEAST_S, MEAN_WAITS * mean wait of a request)
 
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
-about that in order of arrival: a small multiple of it bounds what the order adds. Where
-newcomers queue up it is not for them: an order by program starts fewer contexts at a
-time, and a bound would start them all, more than the tier holds. Where
-more contexts are under way than the tier holds it forgets some
-(`TierKnowledge.keeps`): then the order by program counts, which keeps their number
+about that in order of arrival: a small multiple of it bounds what the order adds.
+
+Where newcomers queue up W is not for them: the order by program starts few contexts at
+a time, a bound would start them all, and the tier would not hold them. Where it forgets
+some already (`TierKnowledge.keeps`) W is for nobody, as that order keeps their number
 down. Measured in docs/research/tiers-measurements.md.
 """
 

@@ -59,8 +59,8 @@ class PinsAboveTier(PinnedBlocks):
         blocks = len(self.blocks_by_pin[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
-    def on_program_told_over(self, program: Program) -> None:
-        """Also where no turn of it is pinned, and none finishes any more."""
+    def on_client_ended_program(self, program: Program) -> None:
+        """The tier may forget it, also where no turn of it is pinned any more."""
         name = program_name(program)
         self._report_turn(TurnEnd(f"end of {name}", name))
 

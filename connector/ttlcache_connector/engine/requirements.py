@@ -57,8 +57,8 @@ def check_engine(vllm_config: Any) -> None:
         )
 
 
-def note_others(vllm_config: Any) -> None:
-    """Tell the engine's processes that TTLConnector has others beside it."""
+def mark_beside_others(vllm_config: Any) -> None:
+    """Let TTLConnector know in the engine's processes that others are beside it."""
     is_alone = vllm_config.kv_transfer_config.kv_connector == "TTLConnector"
     if not is_alone and isinstance(vllm_config.additional_config, dict):
         vllm_config.additional_config[BESIDE_OTHERS] = True

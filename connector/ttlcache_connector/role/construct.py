@@ -130,9 +130,9 @@ class SchedulerRoleBuilder:
             block_tokens=pool.hash_block_size,
             costs=self._costs,
             on_rekey=engine.rekey,
-            on_program_told_over=above_tier.on_program_told_over
-            if above_tier
-            else None,
+            on_client_ended_program=None
+            if above_tier is None
+            else above_tier.on_client_ended_program,
             telemetry=open_telemetry(
                 self._config, self._clock, self._metrics, self._about(pool)
             ),

@@ -83,7 +83,8 @@ class Prefills:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
-        self._loaded: set[str] = set()  # vLLM finds out once they are at the head
+        #: Their KV is there, though vLLM calls them loading until they are at the head.
+        self._loaded: set[str] = set()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
